@@ -1,0 +1,160 @@
+"""The native core. Pointers are addresses from Tensor.data_ptr(); the caller keeps the memory alive and of the stated
+type, shape and contiguity. Every method that takes long releases the GIL. Only `mtrains` itself calls this module."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BUILD_TYPE: str
+SEGMENT_BYTES: int  # 256 * 4096 - 16: the one size of every value in rows.lmdb
+BASE_PAGE_BYTES: int  # 65,520
+BASE_PAGE_ROWS: int  # 8,188 entries of 8 bytes after a header of 16: crc32c u32, table u32, page u64 (little-endian; the CRC covers the rest)
+NO_ROW: int
+
+def crc32c(data: bytes | memoryview | NDArray[Any], crc: int = 0) -> int: ...
+def locate_values(path: str, min_key: int = 0, max_key: int = 0xFFFFFFFFFFFFFFFF) -> NDArray[np.uint64]:
+    """uint64[n, 3]: (key, file offset, size) of the big values with min_key <= key <= max_key; see lmdb_walk.h."""
+
+def isa() -> str: ...  # "portable", "avx2" or "avx512"
+def set_isa(name: str) -> None: ...  # ValueError if this CPU lacks it
+
+def read_segment(path: str, offset: int) -> "SegmentImage":
+    """Parse and check one segment of the data file `path` at `offset` (verify, rebuild). CorruptionError -> FormatError."""
+
+def check_segment(value: bytes | memoryview | NDArray[np.uint8]) -> "SegmentImage":
+    """The same from the bytes of a value."""
+
+class SegmentImage:
+    segment_id: int
+    number: int
+    epoch: int
+    closes: bool  # the last segment of its epoch's checkpoint
+    meta: bytes  # what seal() was given
+    bad_blocks: list[int]  # blocks whose trailer or CRC is wrong
+    tables: NDArray[np.uint32]  # [n] by row, in order of appending
+    layouts: NDArray[np.uint16]  # [n]
+    rows: NDArray[np.uint64]  # [n]
+    locations: NDArray[np.uint64]  # [n] as in the directory
+    def records(self, i: int) -> bytes: ...  # record of row i
+
+class SealedSegment:
+    """A full segment that waits for its commit; the buffer lives until Engine.publish."""
+
+    number: int
+    segment_id: int
+    epoch: int
+    closes: bool
+    num_rows: int
+    tables: list[int]
+    def seal(self, meta: bytes) -> None: ...  # writes header, trailers and CRCs; call once, before value
+    @property
+    def value(self) -> NDArray[np.uint8]: ...  # uint8[SEGMENT_BYTES], contiguous, a view
+
+class LookupSpec:
+    """Which tables one forward looks up: one entry a feature. modes: 0 sum, 1 mean, 2 max."""
+    def __init__(self, tables: Sequence[int], modes: Sequence[int], out_columns: Sequence[int]) -> None: ...
+    # out_columns: first column of each feature in a row of `out`
+
+class Lookup:
+    """The plans of one forward, one a feature; kept for backward and update."""
+
+    num_features: int
+    def num_unique(self, feature: int) -> int: ...
+    def num_occurrences(self, feature: int) -> int: ...
+    def counts(self, feature: int) -> NDArray[np.float32]: ...  # [B] positions that are not padding (mean, max; else empty)
+    def table_version(self, feature: int) -> int: ...  # at the forward
+
+class Update:
+    """One table's part of a step: where its gradient comes from and what to do with it."""
+    def __init__(
+        self, *, table: int, optimizer: int, lr: float, eps: float = 0.0, weight_decay: float = 0.0, decay: int = 0,
+        decay_factor: float = 1.0, one_minus_beta1: float = 0.0, one_minus_beta2: float = 0.0, maximize: bool = False,
+        scale: float = 1.0,
+        lookup: Lookup | None = None, feature: int = 0, grad_ptr: int = 0, grad_stride: int = 0, weights_ptr: int = 0, argmax_ptr: int = 0,
+        rows_ptr: int = 0, sums_ptr: int = 0, num_rows: int = 0,
+    ) -> None: ...
+    # either lookup.. (grad float32, row b of this feature at grad_ptr + 4 * b * grad_stride; weights_ptr: float32 of this feature's
+    # positions, or 0; argmax_ptr: int64[B, D] of the forward for max, or 0), or rows_ptr (int64[num_rows], unique, ascending) with sums_ptr
+    # (float32[num_rows, D]). optimizer: 0 sgd, 1 adagrad, 2 rowwise_adagrad, 3 sparse_adam, 4 partial_rowwise_adam. decay: 0 none, 1 l2, 2 decoupled.
+
+class Engine:
+    """Tables, slots, directory and log of one open store. Thread-safe: one lock, passes run one after another."""
+
+    def __init__(self, *, dram_bytes: int, num_threads: int, incarnation: int, epoch: int, max_pending_segments: int = 32) -> None: ...
+    def set_num_threads(self, n: int) -> None: ...
+    def close(self) -> None: ...  # blocked passes and waits raise StateError
+
+    # --- tables. Table numbers are dense and in order of adding; they are the numbers in segment headers and in the catalog.
+    def add_table(
+        self, *, name: str, num_rows: int, dim: int, dtype: int, init_kind: int, init_a: float, init_b: float, key: int, padding_row: int = -1
+    ) -> int: ...  # dtype: 0 float32, 1 float16, 2 bfloat16; init_kind: 0 constant, 1 uniform, 2 normal; key: u64 of (seed, name)
+    def add_layout(self, table: int, state_floats: int, initial_state: float) -> int: ...  # layout 0 (no state) exists from the start
+    def use_layout(self, table: int, layout: int) -> None: ...  # rows in older layouts keep their weights and get initial state
+    def table_version(self, table: int) -> int: ...  # counts step, write_rows
+    def update_count(self, table: int) -> int: ...
+    def set_update_count(self, table: int, count: int) -> None: ...
+    def table_info(self, table: int) -> dict[str, Any]: ...  # resident: bool, stride, touched_rows, slots, dirty_rows, directory_bytes, layout
+
+    # --- training
+    def forward(
+        self, spec: LookupSpec, *, indices_ptr: int, num_indices: int, indices_int64: bool, offsets_ptr: int, num_offsets: int, offsets_int64: bool,
+        include_last_offset: bool, num_bags: int, bag_size: int, weights_ptr: int, out_ptr: int, out_stride: int, argmax_ptr: int, keep: bool,
+    ) -> Lookup | None: ...
+    # Features are laid one after another: feature f, bag b is bag f * num_bags + b. offsets_ptr 0: every bag has bag_size indices.
+    # num_bags: a feature's. out: float32, all of it written. argmax: int64[B, D] absolute positions (single feature, max) or 0.
+    # IndexError (table, position, value, size), ValueError (offsets: position); nothing has changed then.
+    def per_sample_weight_grad(self, lookup: Lookup, feature: int, *, grad_ptr: int, grad_stride: int, out_ptr: int) -> None: ...
+    # out float32[positions of the feature]; StateError if the table changed since the forward
+    def row_sums(
+        self, lookup: Lookup, feature: int, *, grad_ptr: int, grad_stride: int, weights_ptr: int, argmax_ptr: int,
+        prior_rows: NDArray[np.int64] | None, prior_sums: NDArray[np.float32] | None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]: ...
+    # (rows int64[U] ascending, sums float32[U, D]) of the occurrences of this lookup, continuing the left fold of the prior sums
+    def step(self, updates: Sequence[Update]) -> None: ...  # each table at most once
+
+    # --- rows
+    def read_rows(self, table: int, rows: NDArray[np.int64], out: NDArray[np.float32]) -> None: ...  # changes nothing, duplicates welcome
+    def read_records(self, table: int, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None: ...  # [n, stride] in the present layout
+    def write_rows(self, table: int, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None: ...  # the last of duplicates wins; state stays
+    def touched_rows(self, table: int, begin: int, limit: int) -> tuple[NDArray[np.int64], int]: ...  # ascending from row `begin`; next begin, or num_rows
+    def stats(self) -> dict[str, dict[str, float]]: ...  # {"dram": {...}, "ssd": {...}, "time": {...}} monotonic counters
+
+    # --- log: reading
+    def open_log(self, path: str, io_engine: str) -> str: ...  # data file of rows.lmdb; returns the effective engine
+    def refused_engines(self) -> str: ...
+    def open_base(self, path: str) -> None: ...  # data file of catalog.lmdb
+    # --- log: loading at open, in this order: segments, base, deltas oldest first
+    def load_segments(
+        self, numbers: NDArray[np.uint32], ids: NDArray[np.uint64], epochs: NDArray[np.uint64], rows: NDArray[np.uint32], offsets: NDArray[np.uint64],
+        superseded: NDArray[np.uint64],
+    ) -> None: ...  # superseded: uint64[m, 3] of (number, epoch, count)
+    def set_base(self, table: int, pages: NDArray[np.uint64], offsets: NDArray[np.uint64]) -> None: ...
+    # replaces what is known of where the table's base pages lie (file offset of the value). A page is read when a row of it is first needed, and
+    # fills only entries that nothing else has set. Call again after every commit that moved base pages.
+    def load_locations(self, table: int, rows: NDArray[np.uint64], locations: NDArray[np.uint64]) -> None: ...
+    # --- log: writing (the writer thread)
+    def next_sealed(self, max_group: int, timeout_seconds: float) -> list[SealedSegment]: ...  # [] after the timeout or wake()
+    def wake(self) -> None: ...
+    def publish(self, numbers: Sequence[int], offsets: Sequence[int]) -> None: ...  # after their commit
+    def requeue(self, segments: Sequence[SealedSegment]) -> None: ...  # their commit failed; they come again from next_sealed
+    def fail(self, errno: int, message: str) -> None: ...  # passes that need the log raise TierIOError until recover()
+    def recover(self) -> None: ...
+    def pending_segments(self, epoch: int) -> int: ...  # segments of epochs <= epoch, filling ones too, that are not published
+    def take_deletable(self, checkpoints: Sequence[int], limit: int) -> list[tuple[int, int]]: ...
+    # (number, id) of published segments that no live row, no given checkpoint epoch and no read in flight needs; they are marked
+    def deleted(self, numbers: Sequence[int]) -> None: ...  # after the commit that deleted them
+    def undelete(self, numbers: Sequence[int]) -> None: ...  # that commit failed
+    def segments(self) -> NDArray[Any]: ...  # structured: number u4, state u1 (0 filling, 1 sealed, 2 published, 3 deleting), id u8, epoch u8, rows u4, live u4, offset u8
+    def evacuate(self, number: int) -> int: ...  # appends the rows that are current there to the present epoch's stream; rows moved
+    # --- checkpoints
+    def epoch(self) -> int: ...
+    def begin_checkpoint(self) -> int: ...  # C = E; E += 1; StateError while rows are owed
+    def sweep(self, max_rows: int) -> int: ...  # settles owed rows; how many remain
+    def owed_rows(self) -> int: ...
+    def flush(self, epoch: int, closes: bool) -> None: ...  # seals the filling segments of epochs <= epoch; the last one is marked `closes`
+    def changes(self, epoch: int) -> dict[str, Any]: ...
+    # since the last finish_checkpoint, epochs <= epoch: "deltas": [(table, rows uint64[n] ascending, locations uint64[n])], "segments": the records of
+    # segments() that are new or changed, "superseded": uint64[m, 3] with epochs <= epoch for those, "removed": numbers deleted
+    def finish_checkpoint(self, epoch: int, oldest_retained: int) -> None: ...  # after the catalog's commit
