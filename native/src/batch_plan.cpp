@@ -35,22 +35,6 @@ struct WideOccurrence {
   std::uint32_t position;
 };
 
-// Room for a sort, kept by each thread from plan to plan.
-template <typename Element>
-struct SortScratch {
-  std::vector<Element> elements, other;
-  RadixHistogram histogram;
-
-  static SortScratch& of_thread(std::uint64_t n) {
-    static thread_local SortScratch scratch;
-    if (scratch.elements.size() < n) {
-      scratch.elements.resize(n);
-      scratch.other.resize(n);
-    }
-    return scratch;
-  }
-};
-
 template <typename Index>
 BadIndex first_bad_index(const Index* indices, std::uint64_t n, std::uint64_t num_rows) {
   std::uint64_t i = 0;
@@ -58,14 +42,13 @@ BadIndex first_bad_index(const Index* indices, std::uint64_t n, std::uint64_t nu
   return {i, static_cast<std::int64_t>(indices[i])};
 }
 
-template <typename Element, typename Index>
-std::optional<BadIndex> build_sorted(BatchPlan& plan, const Index* indices, std::uint64_t n,
-                                     std::uint64_t num_rows, std::int64_t padding_row,
-                                     typename Element::Codec codec, unsigned row_bits) {
-  auto& scratch = SortScratch<Element>::of_thread(n);
-  RadixHistogram& histogram = scratch.histogram;
-  histogram.reset(RadixDigits::choose(row_bits, n));
+// Writes and counts the occurrences that are kept. Returns their number, or nothing if an index is bad.
+template <unsigned kPasses, typename Element, typename Index>
+std::optional<std::uint64_t> collect(const Index* indices, std::uint64_t n, std::uint64_t num_rows,
+                                     std::int64_t padding_row, typename Element::Codec codec,
+                                     RadixScratch<Element>& scratch, RadixDigits digits) {
   Element* elements = scratch.elements.data();
+  std::uint32_t* bins = scratch.bins.data();
   std::uint64_t kept = 0;
   bool bad = false;
   for (std::uint64_t i = 0; i < n; ++i) {
@@ -74,25 +57,48 @@ std::optional<BadIndex> build_sorted(BatchPlan& plan, const Index* indices, std:
     bad |= row >= num_rows;
     if (index == padding_row) continue;
     elements[kept++] = codec.pack(row, i);
-    histogram.add(row);
+    scratch.template count<kPasses>(bins, digits, row);
   }
-  if (bad) return first_bad_index(indices, n, num_rows);
-  elements = radix_sort(elements, scratch.other.data(), kept, histogram,
-                        [&](const Element& element) { return codec.row(element); });
+  if (bad) return std::nullopt;
+  return kept;
+}
 
-  std::uint64_t num_unique = kept > 0;
-  for (std::uint64_t i = 1; i < kept; ++i) num_unique += codec.row(elements[i]) != codec.row(elements[i - 1]);
+// Unique rows and their positions from sorted occurrences. Without branches: a third of them are new rows.
+template <typename Element>
+void fill_plan(BatchPlan& plan, const Element* sorted, std::uint64_t n, typename Element::Codec codec) {
+  std::uint64_t num_unique = n > 0;
+  for (std::uint64_t i = 1; i < n; ++i) num_unique += codec.row(sorted[i]) != codec.row(sorted[i - 1]);
   plan.rows.resize(num_unique);
   plan.csr.resize(num_unique + 1);
-  plan.positions.resize(kept);
-  std::uint64_t u = 0;
-  for (std::uint64_t i = 0; i < kept; ++i) {
-    plan.positions[i] = codec.position(elements[i]);
-    if (i > 0 && codec.row(elements[i]) == codec.row(elements[i - 1])) continue;
-    plan.rows[u] = codec.row(elements[i]);
-    plan.csr[u++] = static_cast<std::uint32_t>(i);
+  plan.positions.resize(n);
+  if (n == 0) return;
+  std::uint64_t* rows = plan.rows.data();
+  std::uint32_t* ends = plan.csr.data() + 1;
+  std::uint32_t* positions = plan.positions.data();
+  std::uint64_t previous = codec.row(sorted[0]), u = 0;
+  for (std::uint64_t i = 0; i < n; ++i) {
+    const std::uint64_t row = codec.row(sorted[i]);
+    u += row != previous;
+    previous = row;
+    rows[u] = row;
+    ends[u] = static_cast<std::uint32_t>(i + 1);
+    positions[i] = codec.position(sorted[i]);
   }
-  plan.csr[u] = static_cast<std::uint32_t>(kept);
+}
+
+template <typename Element, typename Index>
+std::optional<BadIndex> build_sorted(BatchPlan& plan, const Index* indices, std::uint64_t n,
+                                     std::uint64_t num_rows, std::int64_t padding_row,
+                                     typename Element::Codec codec, unsigned row_bits) {
+  const RadixDigits digits = RadixDigits::choose(row_bits, n);
+  auto& scratch = RadixScratch<Element>::of_thread(n, digits);
+  const std::optional<std::uint64_t> kept = with_passes(digits.passes, [&]<unsigned kPasses>() {
+    return collect<kPasses, Element>(indices, n, num_rows, padding_row, codec, scratch, digits);
+  });
+  if (!kept) return first_bad_index(indices, n, num_rows);
+  const Element* sorted =
+      scratch.sort(*kept, digits, [codec](const Element& element) { return codec.row(element); });
+  fill_plan(plan, sorted, *kept, codec);
   return std::nullopt;
 }
 
@@ -105,6 +111,40 @@ std::optional<BadIndex> build_plan(BatchPlan& plan, const Index* indices, std::u
     return build_sorted<PackedOccurrence>(plan, indices, n, num_rows, padding_row, {position_bits}, row_bits);
   }
   return build_sorted<WideOccurrence>(plan, indices, n, num_rows, padding_row, {}, row_bits);
+}
+
+// Moves unique row sorted[u] of the plan to place u.
+void permute(BatchPlan& plan, const PackedOccurrence* sorted, PackedOccurrence::Codec codec) {
+  static thread_local std::vector<std::uint64_t> rows;
+  static thread_local std::vector<std::uint32_t> csr, positions;
+  constexpr std::uint32_t kRun = 4;  // most rows have no more positions, and a fixed count needs no branch
+  const std::uint64_t n = plan.slots.size();
+  const std::uint32_t total = static_cast<std::uint32_t>(plan.positions.size());
+  rows.resize(n);
+  csr.resize(n + 1);
+  positions.resize(total + kRun);
+  plan.positions.resize(total + kRun);
+  std::uint32_t filled = 0;
+  for (std::uint64_t u = 0; u < n; ++u) {
+    if (u + kPrefetchRows < n) {
+      __builtin_prefetch(&plan.positions[plan.csr[codec.position(sorted[u + kPrefetchRows])]]);
+    }
+    const std::uint32_t old = codec.position(sorted[u]);
+    plan.slots[u] = static_cast<std::uint32_t>(codec.row(sorted[u]));
+    rows[u] = plan.rows[old];
+    csr[u] = filled;
+    const std::uint32_t* from = plan.positions.data() + plan.csr[old];
+    std::uint32_t* to = positions.data() + filled;
+    const std::uint32_t count = plan.csr[old + 1] - plan.csr[old];
+    for (std::uint32_t i = 0; i < kRun; ++i) to[i] = from[i];
+    for (std::uint32_t i = kRun; i < count; ++i) to[i] = from[i];
+    filled += count;
+  }
+  csr[n] = total;
+  positions.resize(total);
+  plan.rows.swap(rows);
+  plan.csr.swap(csr);
+  plan.positions.swap(positions);
 }
 
 }  // namespace
@@ -148,39 +188,22 @@ void BatchPlan::order_by_slot() {
   const std::uint64_t n = slots.size();
   std::uint32_t all = 0;
   bool ordered = true;
-  for (std::uint64_t u = 0; u < n; ++u) {
-    all |= slots[u];
-    ordered &= u == 0 || slots[u - 1] <= slots[u];
-  }
+  for (std::uint64_t u = 1; u < n; ++u) ordered &= slots[u - 1] <= slots[u];
   if (ordered) return;
+  for (std::uint64_t u = 0; u < n; ++u) all |= slots[u];
 
-  const PackedOccurrence::Codec codec{32};  // "row" is the slot, "position" the unique row
-  auto& scratch = SortScratch<PackedOccurrence>::of_thread(n);
-  scratch.histogram.reset(RadixDigits::choose(static_cast<unsigned>(std::bit_width(all)), n));
-  for (std::uint64_t u = 0; u < n; ++u) {
-    scratch.elements[u] = codec.pack(slots[u], u);
-    scratch.histogram.add(slots[u]);
-  }
-  const PackedOccurrence* sorted =
-      radix_sort(scratch.elements.data(), scratch.other.data(), n, scratch.histogram,
-                 [&](PackedOccurrence element) { return codec.row(element); });
-
-  static thread_local std::vector<std::uint64_t> old_rows;
-  static thread_local std::vector<std::uint32_t> old_csr, old_positions;
-  old_rows.assign(rows.begin(), rows.end());
-  old_csr.assign(csr.begin(), csr.end());
-  old_positions.assign(positions.begin(), positions.end());
-  std::uint32_t filled = 0;
-  for (std::uint64_t u = 0; u < n; ++u) {
-    if (u + kPrefetchRows < n) {
-      __builtin_prefetch(&old_positions[old_csr[codec.position(sorted[u + kPrefetchRows])]]);
+  const PackedOccurrence::Codec codec{32};  // its row is the slot, its position the unique row
+  const RadixDigits digits = RadixDigits::choose(static_cast<unsigned>(std::bit_width(all)), n);
+  auto& scratch = RadixScratch<PackedOccurrence>::of_thread(n, digits);
+  with_passes(digits.passes, [&]<unsigned kPasses>() {
+    PackedOccurrence* elements = scratch.elements.data();
+    std::uint32_t* bins = scratch.bins.data();
+    for (std::uint64_t u = 0; u < n; ++u) {
+      elements[u] = codec.pack(slots[u], u);
+      scratch.count<kPasses>(bins, digits, slots[u]);
     }
-    const std::uint32_t old = codec.position(sorted[u]);
-    slots[u] = static_cast<std::uint32_t>(codec.row(sorted[u]));
-    rows[u] = old_rows[old];
-    csr[u] = filled;
-    for (std::uint32_t i = old_csr[old]; i < old_csr[old + 1]; ++i) positions[filled++] = old_positions[i];
-  }
+  });
+  permute(*this, scratch.sort(n, digits, [codec](PackedOccurrence element) { return codec.row(element); }), codec);
 }
 
 void BatchPlan::scatter_slots() {
@@ -189,13 +212,10 @@ void BatchPlan::scatter_slots() {
   } else {
     slot_of_position.assign(num_positions, kNoSlot);
   }
-  const std::uint64_t n = positions.size();
   std::uint32_t* out = slot_of_position.data();
   for (std::uint64_t u = 0; u < slots.size(); ++u) {
-    for (std::uint32_t i = csr[u]; i < csr[u + 1]; ++i) {
-      if (i + kPrefetchRows < n) __builtin_prefetch(out + positions[i + kPrefetchRows], 1);
-      out[positions[i]] = slots[u];
-    }
+    const std::uint32_t slot = slots[u], end = csr[u + 1];
+    for (std::uint32_t i = csr[u]; i < end; ++i) out[positions[i]] = slot;
   }
 }
 

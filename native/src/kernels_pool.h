@@ -26,19 +26,37 @@ MTRAINS_INLINE PositionRange bag_positions(const std::int64_t* offsets, std::uin
   return {first > begin ? first : begin, last < end ? last : end};
 }
 
+// The positions of bags [bag_begin, bag_end) that take part.
+template <typename Task>
+MTRAINS_INLINE PositionRange task_positions(const Task& task) {
+  if (task.bag_begin >= task.bag_end) return {0, 0};
+  const std::uint64_t first = (std::uint64_t)task.offsets[task.bag_begin];
+  const std::uint64_t last = (std::uint64_t)task.offsets[task.bag_end];
+  return {first > task.position_begin ? first : task.position_begin,
+          last < task.position_end ? last : task.position_end};
+}
+
 template <typename Task>
 MTRAINS_INLINE void prefetch_row(const Task& task, const RecordShape& shape, std::size_t row_bytes,
-                                 std::uint64_t position) {
-  if (position >= task.position_end) return;
+                                 std::uint64_t position, std::uint64_t end) {
+  if (position >= end) return;
   const std::uint32_t slot = task.slot_of_position[position];
   if (slot != kSkipped) prefetch((const char*)task.records + slot * shape.stride, row_bytes);
+}
+
+template <typename Task>
+MTRAINS_INLINE void prefetch_first_rows(const Task& task, const RecordShape& shape, std::size_t row_bytes,
+                                        PositionRange positions) {
+  for (std::uint64_t p = positions.begin; p < positions.begin + kPoolPrefetch; ++p) {
+    prefetch_row(task, shape, row_bytes, p, positions.end);
+  }
 }
 
 // Sum or mean of some columns of bags [bag_begin, bag_end). The piece of columns that begins at 0 comes
 // first: it prefetches whole rows and counts positions.
 template <typename W, bool kWeighted, std::uint32_t kBlocks>
 void sum_bags(const PoolTask& task, const RecordShape& shape, Columns columns, std::uint64_t bag_begin,
-              std::uint64_t bag_end) {
+              std::uint64_t bag_end, std::uint64_t prefetch_end) {
   const bool leads = columns.begin == 0;
   const std::size_t row_bytes = W::kSize * shape.dim;
   for (std::uint64_t bag = bag_begin; bag < bag_end; ++bag) {
@@ -53,7 +71,7 @@ void sum_bags(const PoolTask& task, const RecordShape& shape, Columns columns, s
     }
     std::uint32_t counted = 0;
     for (std::uint64_t p = range.begin; p < range.end; ++p) {
-      if (leads) prefetch_row(task, shape, row_bytes, p + kPoolPrefetch);
+      if (leads) prefetch_row(task, shape, row_bytes, p + kPoolPrefetch, prefetch_end);
       const std::uint32_t slot = task.slot_of_position[p];
       if (slot == kSkipped) continue;
       ++counted;
@@ -83,13 +101,12 @@ MTRAINS_INLINE std::uint64_t tile_end(const PoolTask& task, const RecordShape& s
 
 template <typename W, bool kWeighted>
 void sum_rows_of_bags(const PoolTask& task, const RecordShape& shape) {
-  for (std::uint64_t p = task.position_begin; p < task.position_begin + kPoolPrefetch; ++p) {
-    prefetch_row(task, shape, W::kSize * shape.dim, p);
-  }
+  const PositionRange positions = task_positions(task);
+  prefetch_first_rows(task, shape, W::kSize * shape.dim, positions);
   for (std::uint64_t begin = task.bag_begin; begin < task.bag_end;) {
     const std::uint64_t end = tile_end(task, shape, begin);
     for_each_columns(shape.dim, [&](Columns columns, auto blocks) {
-      sum_bags<W, kWeighted, decltype(blocks)::value>(task, shape, columns, begin, end);
+      sum_bags<W, kWeighted, decltype(blocks)::value>(task, shape, columns, begin, end, positions.end);
     });
     begin = end;
   }
@@ -102,13 +119,15 @@ MTRAINS_INLINE bool exceeds(float value, float best) {
 
 template <typename W>
 void max_of_bags(const PoolTask& task, const RecordShape& shape) {
+  const PositionRange positions = task_positions(task);
+  prefetch_first_rows(task, shape, W::kSize * shape.dim, positions);
   for (std::uint64_t bag = task.bag_begin; bag < task.bag_end; ++bag) {
     const PositionRange range = bag_positions(task.offsets, bag, task.position_begin, task.position_end);
     float* out = task.out + bag * task.out_stride;
     std::int64_t* argmax = task.argmax ? task.argmax + bag * shape.dim : nullptr;
     float count = task.first_piece ? 0.0f : task.counts[bag];
     for (std::uint64_t p = range.begin; p < range.end; ++p) {
-      prefetch_row(task, shape, W::kSize * shape.dim, p + kPoolPrefetch);
+      prefetch_row(task, shape, W::kSize * shape.dim, p + kPoolPrefetch, positions.end);
       const std::uint32_t slot = task.slot_of_position[p];
       if (slot == kSkipped) continue;
       const std::byte* row = task.records + slot * shape.stride;
@@ -145,12 +164,14 @@ void pool_kernel(const PoolTask& task, const RecordShape& shape) {
 
 template <typename W>
 void dot_rows(const WeightGradTask& task, const RecordShape& shape) {
+  const PositionRange positions = task_positions(task);
+  prefetch_first_rows(task, shape, W::kSize * shape.dim, positions);
   const std::uint32_t tail = shape.dim % kLanes, whole = shape.dim - tail;
   for (std::uint64_t bag = task.bag_begin; bag < task.bag_end; ++bag) {
     const PositionRange range = bag_positions(task.offsets, bag, task.position_begin, task.position_end);
     const float* grad = task.grad + bag * task.grad_stride;
     for (std::uint64_t p = range.begin; p < range.end; ++p) {
-      prefetch_row(task, shape, W::kSize * shape.dim, p + kPoolPrefetch);
+      prefetch_row(task, shape, W::kSize * shape.dim, p + kPoolPrefetch, positions.end);
       const std::uint32_t slot = task.slot_of_position[p];
       if (slot == kSkipped) {
         task.out[p] = 0;

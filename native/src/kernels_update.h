@@ -76,7 +76,7 @@ void fold_maxima(const GradSource& source, std::uint32_t dim, std::uint64_t begi
   }
 }
 
-void fold(const GradSource& source, std::uint32_t dim, std::uint64_t begin, std::uint64_t end, float* out,
+[[gnu::noinline]] void fold(const GradSource& source, std::uint32_t dim, std::uint64_t begin, std::uint64_t end, float* out,
           std::size_t out_stride) {
   if (source.csr && source.argmax) return fold_maxima(source, dim, begin, end, out, out_stride);
   for_each_columns(dim, [&](Columns columns, auto blocks) {

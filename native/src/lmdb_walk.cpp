@@ -106,8 +106,8 @@ struct Snapshot {
 
 class TreeWalk {
  public:
-  TreeWalk(const std::string& path, std::uint64_t min_key)
-      : file_(path), file_bytes_(file_.size()), min_key_(min_key), page_size_(read_page_size()) {}
+  TreeWalk(const std::string& path, std::uint64_t min_key, std::uint64_t max_key)
+      : file_(path), file_bytes_(file_.size()), min_key_(min_key), max_key_(max_key), page_size_(read_page_size()) {}
 
   std::vector<LocatedValue> run() {
     const Snapshot first = read_snapshot(0);
@@ -121,7 +121,7 @@ class TreeWalk {
       file_.fail("its tree is said to be " + std::to_string(snapshot_.depth) + " pages deep");
     }
     walk(snapshot_.root, 1);
-    if (min_key_ == 0 && located_.size() != snapshot_.num_entries) {
+    if (min_key_ == 0 && max_key_ == ~std::uint64_t{0} && located_.size() != snapshot_.num_entries) {
       file_.fail("its tree holds " + std::to_string(located_.size()) + " values of " +
                  std::to_string(snapshot_.num_entries));
     }
@@ -222,22 +222,24 @@ class TreeWalk {
                unsigned depth) {
     if (index + 1 < num_nodes && key(page, number, node(page, number, index + 1, 0)) <= min_key_) return;
     const Node child = node(page, number, index, 0);
+    if (index > 0 && key(page, number, child) > max_key_) return;
     walk(child.low | std::uint64_t{child.flags} << 32, depth + 1);
   }
 
   void locate(const Page& page, std::uint64_t number, std::size_t index) {
-    const Node entry = node(page, number, index, sizeof(std::uint64_t));
+    Node entry = node(page, number, index, 0);
     const std::uint64_t entry_key = key(page, number, entry);
-    if (entry.flags != kBigValue) {
-      fail(number,
-           "holds the value of key " + std::to_string(entry_key) + " itself, must be an overflow chain");
-    }
     if (num_seen_ != 0 && entry_key <= last_key_) {
       fail(number, "has key " + std::to_string(entry_key) + " after key " + std::to_string(last_key_));
     }
     ++num_seen_;
     last_key_ = entry_key;
-    if (entry_key < min_key_) return;
+    if (entry_key < min_key_ || entry_key > max_key_) return;
+    if (entry.flags != kBigValue) {
+      fail(number,
+           "holds the value of key " + std::to_string(entry_key) + " itself, must be an overflow chain");
+    }
+    entry = node(page, number, index, sizeof(std::uint64_t));
     const auto first = field<std::uint64_t>(page, entry.key_at + kKeyBytes);
     check_page_range(first, (kPageHeader + entry.low + page_size_ - 1) / page_size_);
     located_.push_back({.key = entry_key, .offset = first * page_size_ + kPageHeader, .size = entry.low});
@@ -259,6 +261,7 @@ class TreeWalk {
   DataFile file_;
   std::uint64_t file_bytes_;
   std::uint64_t min_key_;
+  std::uint64_t max_key_;
   std::size_t page_size_;
   Snapshot snapshot_;
   std::uint64_t num_seen_ = 0;
@@ -268,8 +271,8 @@ class TreeWalk {
 
 }  // namespace
 
-std::vector<LocatedValue> locate_values(const std::string& path, std::uint64_t min_key) {
-  return TreeWalk(path, min_key).run();
+std::vector<LocatedValue> locate_values(const std::string& path, std::uint64_t min_key, std::uint64_t max_key) {
+  return TreeWalk(path, min_key, max_key).run();
 }
 
 }  // namespace mtrains

@@ -135,7 +135,7 @@ inline void update_row(const UpdateTask& task, std::uint64_t u) {
   const std::uint32_t dim = layout.dim;
   std::byte* record = task.records + task.slots[u] * layout.stride();
   std::vector<float> state(layout.state_floats), g(dim), squares(dim);
-  std::memcpy(state.data(), record + layout.state_offset(), 4 * state.size());
+  if (!state.empty()) std::memcpy(state.data(), record + layout.state_offset(), 4 * state.size());
   std::vector<std::uint32_t> words(dim);
   rounding_words(task.rounding_key, task.update_count, task.rows[u], dim, words.data());
   for (std::uint32_t d = 0; d < dim; ++d) {
@@ -179,7 +179,7 @@ inline void update_row(const UpdateTask& task, std::uint64_t u) {
     }
     set_weight(layout, record, d, w, words[d]);
   }
-  std::memcpy(record + layout.state_offset(), state.data(), 4 * state.size());
+  if (!state.empty()) std::memcpy(record + layout.state_offset(), state.data(), 4 * state.size());
 }
 
 }  // namespace mtrains::reference

@@ -1,0 +1,200 @@
+// Where every row is, and how it gets from one place to another: tables, slots in DRAM and the log behind them.
+//
+// The index (directory, slot indexes) decides, this moves the bytes. It computes nothing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mtrains/directory.h"
+#include "mtrains/memory_map.h"
+#include "mtrains/record_layout.h"
+#include "mtrains/row_init.h"
+#include "mtrains/segment_log.h"
+#include "mtrains/slot_index.h"
+#include "mtrains/thread_pool.h"
+
+namespace mtrains {
+
+// Slots of one stride, shared by all tables whose records have it.
+struct SlotPool {
+  SlotPool(std::size_t stride, std::uint64_t budget);
+  std::byte* record(std::uint32_t slot) const { return arena.data() + slot * stride; }
+  std::size_t slot_bytes() const { return stride + kSlotIndexBytes; }
+
+  std::size_t stride;
+  MemoryMap arena;
+  SlotIndex index;
+  std::atomic<std::uint32_t> num_protected{0};  // slots used at the present clock
+};
+
+struct TableLayout {
+  RecordLayout record;
+  float initial_state = 0;
+};
+
+struct Table {
+  Table(std::string name, std::uint64_t num_rows) : name(std::move(name)), num_rows(num_rows), directory(num_rows) {}
+
+  std::string name;
+  std::uint32_t number = 0;
+  std::uint64_t num_rows;
+  RowInit init;
+  RowKey first_key = 0;
+  std::vector<TableLayout> layouts;
+  std::uint16_t layout = 0;
+  Directory directory;
+  SlotPool* pool = nullptr;  // of a pooled table
+  // A resident table: slot = row, no index.
+  bool resident = false;
+  MemoryMap arena;
+  MemoryMap present;  // one bit a row
+  std::uint64_t num_present = 0;
+  std::uint64_t version = 0;       // counts what changed rows: step, write_rows, restore
+  std::uint64_t update_count = 0;  // counts steps; keys stochastic rounding
+
+  const RecordLayout& record() const { return layouts[layout].record; }
+  std::byte* records() const { return resident ? arena.data() : pool->arena.data(); }
+  bool is_present(std::uint64_t row) const { return present.as<std::uint64_t>()[row / 64] >> (row % 64) & 1; }
+  RowInit row_init() const {
+    RowInit with_state = init;
+    with_state.initial_state = layouts[layout].initial_state;
+    return with_state;
+  }
+};
+
+// What bringing rows in has cost; monotone.
+struct DramCounters {
+  std::uint64_t hits = 0, new_rows = 0, fetches = 0, refetches = 0, unplanned_positions = 0;
+  std::uint64_t evictions = 0, dirty_evictions = 0, pieces = 0;
+};
+
+// Not thread-safe (the engine's mutex guards it), except find() for rows of distinct tables and mark_dirty() for distinct rows.
+class RowStore {
+ public:
+  RowStore(std::uint64_t dram_bytes, std::uint32_t incarnation, std::uint64_t epoch, std::uint32_t max_pending,
+           ThreadPool& threads);
+
+  // Blocks until the log has room; may let the writer thread in (locations, dirty stamps and segments change meanwhile, slots do
+  // not). Throws if the log failed.
+  std::function<void()> wait_for_room;
+
+  // --- tables
+  std::uint32_t add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim, WeightType dtype, const RowInit& init);
+  std::uint16_t add_layout(std::uint32_t table, std::uint32_t state_floats, float initial_state);
+  void use_layout(std::uint32_t table, std::uint16_t layout);
+  Table& table(std::uint32_t number) { return *tables_.at(number); }
+  std::size_t num_tables() const { return tables_.size(); }
+  // Decides which tables are resident and gives the others their pools, if tables or layouts changed since.
+  void settle_residency();
+  std::uint64_t moves() const { return moves_; }  // changes when a resident table stops being one, or moves
+
+  // --- bringing rows to the compute tier
+  // Starts a pass: rows found or brought from here on cannot be evicted before the next one starts.
+  void next_clock();
+  // Sets slots[i] of the rows that are in the compute tier; appends the other i to `missing`.
+  void find(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots,
+            std::vector<std::uint32_t>& missing);
+  // Brings the missing rows in and sets their slots. False, with nothing brought, if they do not fit beside what this pass protects.
+  // `counted`: whether this is an access (a fetch) or a repetition of one (a refetch).
+  bool bring(Table& table, const std::uint64_t* rows, std::uint32_t* slots, const std::vector<std::uint32_t>& missing,
+             bool counted);
+  // Counts one access a row, by where the rows are now.
+  void count_accesses(Table& table, const std::uint64_t* rows, std::size_t n);
+  // Rows of one stride that surely fit in a pass of their own; >= 1.
+  std::uint64_t pass_capacity(const Table& table) const;
+
+  // --- changing rows
+  // Appends the owed ones among these rows to the stream of their epoch.
+  void settle_owed(Table& table, const std::uint32_t* slots, std::size_t n);
+  // Stamps the rows with the present epoch; returns how many were clean.
+  std::uint64_t mark_dirty(Table& table, const std::uint32_t* slots, std::size_t begin, std::size_t end);
+  void add_dirty(std::uint64_t rows) { num_dirty_ += rows; }
+
+  // --- rows as they are, from wherever; nothing moves. take(i, record in the present layout, valid during the call)
+  void peek(Table& table, const std::int64_t* rows, std::size_t n,
+            const std::function<void(std::size_t, const std::byte*)>& take);
+  // Touched rows from `begin` on, at most `limit`; returns the row to go on from.
+  std::uint64_t touched_rows(Table& table, std::uint64_t begin, std::size_t limit, std::vector<std::int64_t>& rows);
+
+  // --- checkpoints and cleaning
+  std::uint64_t epoch() const { return epoch_; }
+  std::uint64_t begin_checkpoint();
+  std::uint64_t owed() const { return num_owed_; }
+  std::uint64_t dirty() const { return num_dirty_; }
+  // Appends up to max_rows owed (or all dirty) rows, as far as the log has room; returns how many remain.
+  std::uint64_t sweep(std::size_t max_rows, bool owed_only);
+  // Appends the rows that are current in a published segment to the present stream; -1 if the log has no room now.
+  std::int64_t evacuate(std::uint32_t number);
+
+  // --- base pages of the directory, in the catalog's file
+  void open_base(const std::string& path);
+  void close_base();
+
+  SegmentLog& log() { return log_; }
+  DramCounters& counters() { return counters_; }
+  std::uint64_t slots() const;
+  std::uint64_t used_slots() const;
+  std::uint64_t dram_bytes_used() const;
+  std::uint32_t table_of(RowKey key) const;
+
+ private:
+  struct Dirty {
+    Table* table;
+    std::uint64_t row;
+    std::uint32_t slot;
+  };
+
+  std::uint64_t epoch_of(std::uint32_t stamp) const { return stamp == stamp_of(epoch_) ? epoch_ : epoch_ - 1; }
+  void uncount(std::uint32_t stamp) { --(stamp == stamp_of(epoch_) ? num_dirty_ : num_owed_); }
+  bool make_room(SlotPool& pool, std::size_t needed);
+  bool grow(SlotPool& pool);
+  bool borrow(SlotPool& pool, bool only_older);
+  bool shrink(SlotPool& pool);
+  bool evict_one(SlotPool& pool);
+  void evict(SlotPool& pool, std::uint32_t slot);
+  void append_slot(SlotPool& pool, std::uint32_t slot);  // of a dirty row, which is clean then
+  void append_resident(Table& table, std::uint64_t row);
+  void bring_resident(Table& table, const std::uint64_t* rows, const std::vector<std::uint32_t>& missing, bool counted);
+  void bring_pooled(Table& table, const std::uint64_t* rows, std::uint32_t* slots, const std::vector<std::uint32_t>& missing,
+                    bool counted);
+  void initialise(Table& table, const std::vector<std::pair<std::uint64_t, std::byte*>>& records);
+  void copy_record(const Table& table, std::uint16_t layout, const std::byte* from, std::byte* to) const;
+  Entry entry(Table& table, std::uint64_t row);  // after reading its base page, if that is still to be read
+  void read_base_page(Table& table, std::uint64_t page, std::uint64_t offset);
+  bool touched(const Table& table, Entry entry) const;
+  void make_resident(Table& table);
+  void make_pooled(Table& table);
+  void empty_slots_of(Table& table);
+  SlotPool& pool_of_stride(std::size_t stride);
+  std::uint64_t sweep_pool(SlotPool& pool, std::size_t max_rows, bool owed_only);
+  std::uint64_t sweep_resident(Table& table, std::size_t max_rows, bool owed_only);
+  void move_if_current(Table& table, std::uint64_t row, Location location, std::uint16_t layout, const std::byte* record,
+                       std::int64_t* moved);
+
+  std::uint64_t dram_bytes_;
+  std::uint64_t epoch_;
+  ThreadPool& threads_;
+  SegmentLog log_;
+  std::vector<std::unique_ptr<Table>> tables_;
+  RowKey next_key_ = 0;
+  std::map<std::size_t, std::unique_ptr<SlotPool>> pools_;  // by stride
+  bool residency_stale_ = true;
+  std::uint64_t moves_ = 0;
+  std::uint32_t clock_ = 0;
+  std::uint64_t num_dirty_ = 0;  // rows in slots whose last change is of the present epoch
+  std::uint64_t num_owed_ = 0;   // ... of the one before
+  std::size_t sweep_part_ = 0;   // where the sweep goes on: pools first, then resident tables
+  std::uint64_t sweep_at_ = 0;
+  int base_fd_ = -1;
+  std::string base_path_;
+  DramCounters counters_;
+};
+
+}  // namespace mtrains

@@ -1,0 +1,162 @@
+// The log tier: streams of appended rows, segments on their way to the file, and reads of rows from both.
+//
+// The log knows bytes and locations and nothing of slots. Python commits the sealed segments to LMDB.
+// Not thread-safe: the engine's mutex guards it. The writer thread alone touches a segment it took, until publish().
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mtrains/block_reader.h"
+#include "mtrains/location.h"
+#include "mtrains/memory_map.h"
+#include "mtrains/read_generations.h"
+#include "mtrains/segment_format.h"
+
+namespace mtrains {
+
+enum class SegmentState : std::uint8_t { kFilling = 0, kSealed = 1, kPublished = 2, kDeleting = 3, kUnused = 4 };
+
+// A segment that waits for its commit. Shared with the writer thread until it is published.
+struct PendingSegment {
+  SegmentHeader header;
+  MemoryMap image;                                           // kSegmentImageBytes
+  std::map<std::pair<std::uint32_t, std::uint16_t>, std::uint32_t> open_blocks;  // (table, layout) -> block
+  std::size_t header_size = 0;                               // without meta
+  std::size_t meta_reserve = 0;
+};
+
+// One entry of the segment table.
+struct Segment {
+  std::uint64_t id = 0;
+  std::uint64_t epoch = 0;
+  std::uint64_t offset = 0;  // of the value in the file, once published
+  std::uint32_t rows = 0;
+  std::uint32_t live = 0;
+  SegmentState state = SegmentState::kUnused;
+  bool changed = false;         // since the last checkpoint
+  std::uint64_t emptied_at = 0; // mark of the reads when the last live row left
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> superseded;  // (epoch of the newer version, rows)
+  std::shared_ptr<PendingSegment> pending;  // until published
+};
+
+// One row to read: its location, and what the log found out of it.
+struct RowRead {
+  Location location = 0;
+  std::uint32_t table = 0;
+  std::uint32_t tag = 0;  // the caller's
+};
+
+struct LogCounters {
+  std::uint64_t rows_read = 0, block_reads = 0, bytes_read = 0, rows_forwarded = 0;
+  std::uint64_t rows_appended = 0, bytes_appended = 0, gc_rows = 0, segments_sealed = 0;
+  double read_seconds = 0, stall_seconds = 0;
+};
+
+class SegmentLog {
+ public:
+  SegmentLog(std::uint32_t incarnation, std::uint32_t max_pending);
+
+  // --- reading
+  std::string open(const std::string& path, const std::string& io_engine);
+  const std::string& refused() const { return refused_; }
+  // Says how long records of a table's layout are; before anything is appended or read in it.
+  void add_layout(std::uint32_t table, std::uint16_t layout, std::size_t stride);
+  // Calls take(tag, layout, record pointer) for each read, in no particular order, within a read generation.
+  // `record` is valid during the call. Throws IoError, CorruptionError; some rows may have been taken then.
+  template <typename TakeRecord>
+  void read(const std::vector<RowRead>& reads, const TakeRecord& take);
+  // The whole segment as it is in the file or in memory: image of kSegmentImageBytes, value at kValueOffset.
+  void read_image(std::uint32_t number, std::byte* image);
+
+  // --- appending. REQUIRES: has_room().
+  bool has_room(std::uint32_t segments = 1) const { return num_pending_ + segments <= max_pending_; }
+  Location append(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::uint64_t row, std::uint64_t key,
+                  const std::byte* record);
+  // The row at `location` has a newer version, born in `epoch`.
+  void supersede(Location location, std::uint64_t epoch);
+  // Seals what is filling in the streams of epochs <= epoch. The last segment of `epoch` is marked if `closes`, and gets room
+  // for meta_bytes.
+  void flush(std::uint64_t epoch, bool closes, std::size_t meta_bytes);
+
+  // --- the writer thread
+  std::vector<std::shared_ptr<PendingSegment>> take_sealed(std::size_t max_group);
+  bool has_sealed() const { return !sealed_.empty(); }
+  void requeue(const std::vector<std::shared_ptr<PendingSegment>>& segments);
+  void publish(std::uint32_t number, std::uint64_t offset);
+  std::uint32_t pending_segments(std::uint64_t epoch) const;
+
+  // --- deletion
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> take_deletable(const std::vector<std::uint64_t>& checkpoints,
+                                                                     std::size_t limit);
+  void deleted(std::uint32_t number);
+  void undelete(std::uint32_t number);
+
+  // --- checkpoints
+  void load(std::uint32_t number, const Segment& segment);
+  void finish_load();  // after the last load, before the first append
+  // (key, location) of the newest version of each row appended in epochs <= epoch since forget(), ascending by key.
+  std::vector<std::pair<std::uint64_t, Location>> delta(std::uint64_t epoch);
+  const std::vector<std::uint32_t>& removed() const { return removed_; }
+  void forget(std::uint64_t epoch, std::uint64_t oldest_retained);
+
+  const std::vector<Segment>& segments() const { return segments_; }
+  LogCounters& counters() { return counters_; }
+  const LogCounters& counters() const { return counters_; }
+  bool is_open() const { return reader_ != nullptr; }
+
+ private:
+  using Take = void (*)(const void*, std::uint32_t, std::uint16_t, const std::byte*);
+  using DeltaRun = std::vector<std::pair<std::uint64_t, Location>>;
+
+  // A row to read from the file.
+  struct Placed {
+    std::uint64_t offset;      // of its first block
+    std::uint32_t num_blocks;  // to read: of the table's longest record, within the segment
+    std::uint32_t index;       // into the caller's reads
+  };
+
+  Segment& at(Location location) { return segments_[segment_of(location)]; }
+  PendingSegment& room_for(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::size_t stride);
+  std::shared_ptr<PendingSegment> start(std::uint64_t epoch);
+  void seal(std::uint64_t epoch);
+  void read_all(const std::vector<RowRead>& reads, const void* context, Take take);
+  void read_chunk(const std::vector<Placed>& placed, std::size_t begin, std::size_t end, const std::vector<RowRead>& reads,
+                  const void* context, Take take);
+  void take_record(const std::byte* blocks, const RowRead& read, const void* context, Take take);
+  static void compact(DeltaRun& run);
+
+  std::uint32_t incarnation_;
+  std::uint32_t next_sequence_ = 1;
+  std::uint32_t max_pending_;
+  std::uint32_t num_pending_ = 0;
+  std::map<std::uint64_t, std::uint32_t> pending_;  // epoch -> unpublished segments
+  std::vector<Segment> segments_;             // by number; 0 unused
+  std::vector<std::uint32_t> free_numbers_;
+  std::vector<std::uint32_t> removed_;
+  std::map<std::uint64_t, std::shared_ptr<PendingSegment>> streams_;  // epoch -> filling
+  std::vector<std::shared_ptr<PendingSegment>> sealed_;               // oldest first
+  std::map<std::uint64_t, DeltaRun> deltas_;                          // epoch -> appended
+  std::map<std::uint64_t, std::size_t> compacted_size_;
+  std::string path_;
+  std::string refused_;
+  std::unique_ptr<BlockReader> reader_;
+  std::vector<std::vector<std::size_t>> strides_;  // by table, by layout
+  MemoryMap staging_;
+  std::vector<std::byte> record_;  // one record of several blocks, without trailers
+  ReadGenerations reads_;
+  LogCounters counters_;
+};
+
+template <typename TakeRecord>
+void SegmentLog::read(const std::vector<RowRead>& reads, const TakeRecord& take) {
+  read_all(reads, &take, [](const void* context, std::uint32_t tag, std::uint16_t layout, const std::byte* record) {
+    (*static_cast<const TakeRecord*>(context))(tag, layout, record);
+  });
+}
+
+}  // namespace mtrains

@@ -1,0 +1,137 @@
+#include "mtrains/engine.h"
+
+#include <chrono>
+
+#include "mtrains/errors.h"
+
+namespace mtrains {
+
+Engine::Engine(std::uint64_t dram_bytes, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
+               std::uint32_t max_pending)
+    : threads_(num_threads), store_(dram_bytes, incarnation, epoch, max_pending, threads_) {
+  store_.wait_for_room = [this] { wait_for_room(); };
+}
+
+Engine::~Engine() {
+  close();
+  store_.close_base();
+}
+
+void Engine::close() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  closed_ = true;
+  room_.notify_all();
+  sealed_.notify_all();
+}
+
+std::unique_lock<std::mutex> Engine::enter() {
+  const std::lock_guard<std::mutex> gate(gate_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  check_open();
+  return lock;
+}
+
+void Engine::check_open() const {
+  if (closed_) throw StateError("the store is closed");
+}
+
+void Engine::set_num_threads(int num_threads) {
+  const Pass pass(*this);
+  threads_.resize(num_threads);
+}
+
+void Engine::wait_for_room() {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto ready = [this] { return closed_ || failure_code_ != 0 || store_.log().has_room(); };
+  sealed_.notify_all();
+  room_.wait(*pass_lock_, ready);
+  store_.log().counters().stall_seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  check_open();
+  if (failure_code_ != 0 && !store_.log().has_room()) throw IoError(failure_code_, failure_);
+}
+
+Table& Engine::table_at(std::uint32_t table) {
+  if (table >= store_.num_tables()) throw std::invalid_argument("no table " + std::to_string(table));
+  return store_.table(table);
+}
+
+std::uint64_t Engine::version(std::uint32_t table) {
+  const auto lock = enter();
+  return table_at(table).version;
+}
+
+EngineTimes Engine::times() {
+  const auto lock = enter();
+  return times_;
+}
+
+// --- tables
+
+std::uint32_t Engine::add_table(const std::string& name, std::uint64_t num_rows, std::uint32_t dim, WeightType dtype,
+                                const RowInit& init) {
+  const Pass pass(*this);
+  return store_.add_table(name, num_rows, dim, dtype, init);
+}
+
+std::uint16_t Engine::add_layout(std::uint32_t table, std::uint32_t state_floats, float initial_state) {
+  const Pass pass(*this);
+  table_at(table);
+  return store_.add_layout(table, state_floats, initial_state);
+}
+
+void Engine::use_layout(std::uint32_t table, std::uint16_t layout) {
+  const Pass pass(*this);
+  table_at(table);
+  store_.next_clock();
+  store_.use_layout(table, layout);
+}
+
+void Engine::set_update_count(std::uint32_t table, std::uint64_t count) {
+  const auto lock = enter();
+  table_at(table).update_count = count;
+}
+
+// --- the writer thread
+
+std::vector<std::shared_ptr<PendingSegment>> Engine::next_sealed(std::size_t max_group, double timeout_seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  sealed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
+                   [this] { return closed_ || woken_ || store_.log().has_sealed(); });
+  woken_ = false;
+  check_open();
+  return store_.log().take_sealed(max_group);
+}
+
+void Engine::wake() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  woken_ = true;
+  sealed_.notify_all();
+}
+
+void Engine::publish(const std::vector<std::uint32_t>& numbers, const std::vector<std::uint64_t>& offsets) {
+  const auto lock = enter();
+  for (std::size_t i = 0; i < numbers.size(); ++i) store_.log().publish(numbers[i], offsets[i]);
+  room_.notify_all();
+}
+
+void Engine::requeue(const std::vector<std::shared_ptr<PendingSegment>>& segments) {
+  const auto lock = enter();
+  store_.log().requeue(segments);
+}
+
+void Engine::fail(int code, const std::string& message) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  failure_code_ = code;
+  failure_ = message;
+  room_.notify_all();
+}
+
+void Engine::recover() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  failure_code_ = 0;
+  failure_.clear();
+  sealed_.notify_all();
+}
+
+}  // namespace mtrains

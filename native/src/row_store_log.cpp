@@ -1,0 +1,258 @@
+// Rows against the log: looking without moving, checkpoints, garbage collection, base pages of the directory.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+
+#include "mtrains/crc32c.h"
+#include "mtrains/errors.h"
+#include "mtrains/row_store.h"
+
+namespace mtrains {
+namespace {
+
+constexpr std::size_t kPeekRows = 4096;
+// Slots or rows that one sweep call looks at, so that the engine's lock is held shortly.
+constexpr std::uint64_t kSweepLook = std::uint64_t{1} << 19;
+
+}  // namespace
+
+// --- base pages
+
+void RowStore::open_base(const std::string& path) {
+  close_base();
+  base_fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (base_fd_ < 0) throw IoError(errno, "cannot open " + path);
+  base_path_ = path;
+}
+
+void RowStore::close_base() {
+  if (base_fd_ >= 0) ::close(base_fd_);
+  base_fd_ = -1;
+}
+
+void RowStore::read_base_page(Table& table, std::uint64_t page, std::uint64_t offset) {
+  std::vector<std::byte> value(kBasePageBytes);
+  for (std::size_t done = 0; done < value.size();) {
+    const ssize_t n = pread(base_fd_, value.data() + done, value.size() - done, static_cast<off_t>(offset + done));
+    if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (n <= 0) throw IoError(n < 0 ? errno : EIO, "reading directory page at offset " + std::to_string(offset) + " of " + base_path_);
+    done += static_cast<std::size_t>(n);
+  }
+  std::uint32_t crc, number;
+  std::uint64_t named;
+  std::memcpy(&crc, value.data(), 4);
+  std::memcpy(&number, value.data() + 4, 4);
+  std::memcpy(&named, value.data() + 8, 8);
+  if (crc != crc32c(value.data() + 4, value.size() - 4) || named != page || number != table.number) {
+    throw CorruptionError(base_path_ + ": directory page " + std::to_string(page) + " of table '" + table.name +
+                          "' is not what was written; run `mtrains verify --rebuild`");
+  }
+  table.directory.fill_page(page, reinterpret_cast<const std::uint64_t*>(value.data() + kBasePageHeaderBytes));
+}
+
+Entry RowStore::entry(Table& table, std::uint64_t row) {
+  const Entry found = table.directory.get(row);
+  if (found != 0 || !table.directory.has_unread()) return found;
+  const std::uint64_t* offset = table.directory.unread(row);
+  if (offset == nullptr) return 0;
+  read_base_page(table, row / kBasePageRows, *offset);
+  return table.directory.get(row);
+}
+
+bool RowStore::touched(const Table& table, Entry entry) const {
+  if (table.resident) return (entry & (kStampMask | kLocationMask)) != 0;
+  if (!(entry & kInSlot)) return entry != 0;
+  const auto slot = static_cast<std::uint32_t>(entry);
+  return table.pool->index.hot(slot).stamp() != kClean || table.pool->index.location(slot) != 0;
+}
+
+std::uint64_t RowStore::touched_rows(Table& table, std::uint64_t begin, std::size_t limit,
+                                     std::vector<std::int64_t>& rows) {
+  std::uint64_t at = begin;
+  while (at < table.num_rows && rows.size() < limit) {
+    // As far as the directory is known; then the next page of the base.
+    std::uint64_t page;
+    const bool unread = table.directory.next_unread(at / kBasePageRows, &page);
+    const std::uint64_t known = unread ? std::max(at, page * kBasePageRows) : table.num_rows;
+    if (unread && known == at) {
+      read_base_page(table, page, *table.directory.unread(page * kBasePageRows));
+      continue;
+    }
+    std::uint64_t next = known;
+    table.directory.scan(at, known, [&](std::uint64_t row, Entry entry) {
+      if (rows.size() == limit) {
+        next = row;
+        return false;
+      }
+      if (touched(table, entry)) rows.push_back(static_cast<std::int64_t>(row));
+      return true;
+    });
+    at = next;
+  }
+  return at;
+}
+
+void RowStore::peek(Table& table, const std::int64_t* rows, std::size_t n,
+                    const std::function<void(std::size_t, const std::byte*)>& take) {
+  const std::size_t stride = table.record().stride();
+  const RowInit init = table.row_init();
+  std::vector<std::byte> converted(stride);
+  std::vector<RowRead> reads;
+  for (std::size_t begin = 0; begin < n; begin += kPeekRows) {
+    reads.clear();
+    const std::size_t end = std::min(n, begin + kPeekRows);
+    for (std::size_t i = begin; i < end; ++i) {
+      const auto row = static_cast<std::uint64_t>(rows[i]);
+      const Entry found = entry(table, row);
+      if (found & kInSlot) {
+        take(i, table.resident ? table.arena.data() + row * stride : table.pool->record(static_cast<std::uint32_t>(found)));
+      } else if (found & kLocationMask) {
+        reads.push_back({found & kLocationMask, table.number, static_cast<std::uint32_t>(i - begin)});
+      } else {
+        init.fill(table.record(), row, converted.data());
+        take(i, converted.data());
+      }
+    }
+    log_.read(reads, [&](std::uint32_t i, std::uint16_t layout, const std::byte* record) {
+      copy_record(table, layout, record, converted.data());
+      take(begin + i, converted.data());
+    });
+  }
+}
+
+// --- checkpoints
+
+std::uint64_t RowStore::begin_checkpoint() {
+  if (num_owed_ > 0) throw StateError(std::to_string(num_owed_) + " rows of an earlier checkpoint are not written yet");
+  num_owed_ = num_dirty_;
+  num_dirty_ = 0;
+  return epoch_++;
+}
+
+std::uint64_t RowStore::sweep(std::size_t max_rows, bool owed_only) {
+  const auto remaining = [&] { return owed_only ? num_owed_ : num_owed_ + num_dirty_; };
+  const std::size_t parts = pools_.size() + tables_.size();
+  std::size_t done = 0;
+  std::uint64_t looked = 0;
+  std::size_t visits = 0;  // each part at most once more than all of them
+  while (remaining() > 0 && done < max_rows && looked < kSweepLook && visits <= parts && log_.has_room()) {
+    if (sweep_part_ >= parts) sweep_part_ = 0;
+    const std::uint64_t begin = sweep_at_, before = remaining();
+    if (sweep_part_ < pools_.size()) {
+      SlotPool& pool = *std::next(pools_.begin(), static_cast<std::ptrdiff_t>(sweep_part_))->second;
+      sweep_at_ = sweep_pool(pool, max_rows - done, owed_only);
+    } else {
+      sweep_at_ = sweep_resident(*tables_[sweep_part_ - pools_.size()], max_rows - done, owed_only);
+    }
+    done += before - remaining();
+    looked += sweep_at_ == 0 ? kSweepLook / 64 : sweep_at_ - begin;
+    if (sweep_at_ == 0) {
+      ++sweep_part_;
+      ++visits;
+    }
+  }
+  return remaining();
+}
+
+// Both return where to go on, or 0 at the end.
+std::uint64_t RowStore::sweep_pool(SlotPool& pool, std::size_t max_rows, bool owed_only) {
+  const std::uint32_t owed = stamp_of(epoch_ - 1);
+  const std::uint64_t end = std::min<std::uint64_t>(pool.index.capacity(), sweep_at_ + kSweepLook);
+  std::size_t done = 0;
+  for (std::uint64_t slot = sweep_at_; slot < end; ++slot) {
+    const std::uint32_t stamp = pool.index.hot(static_cast<std::uint32_t>(slot)).stamp();
+    if (stamp == kClean || (owed_only && stamp != owed)) continue;
+    if (done == max_rows || !log_.has_room()) return std::max<std::uint64_t>(slot, 1);
+    append_slot(pool, static_cast<std::uint32_t>(slot));
+    ++done;
+  }
+  return end == pool.index.capacity() ? 0 : end;
+}
+
+std::uint64_t RowStore::sweep_resident(Table& table, std::size_t max_rows, bool owed_only) {
+  if (!table.resident) return 0;
+  const std::uint32_t owed = stamp_of(epoch_ - 1);
+  const std::uint64_t end = std::min(table.num_rows, sweep_at_ + kSweepLook);
+  std::size_t done = 0;
+  std::uint64_t next = end == table.num_rows ? 0 : end;
+  table.directory.scan(sweep_at_, end, [&](std::uint64_t row, Entry entry) {
+    const auto stamp = static_cast<std::uint32_t>((entry & kStampMask) >> kStampShift);
+    if (stamp == kClean || (owed_only && stamp != owed)) return true;
+    if (done == max_rows || !log_.has_room()) {
+      next = std::max<std::uint64_t>(row, 1);
+      return false;
+    }
+    append_resident(table, row);
+    ++done;
+    return true;
+  });
+  return next;
+}
+
+// --- garbage collection
+
+std::int64_t RowStore::evacuate(std::uint32_t number) {
+  if (!log_.has_room(3)) return -1;
+  const Segment segment = log_.segments().at(number);  // a copy: appending may move the table
+  if (segment.state != SegmentState::kPublished) return 0;
+  MemoryMap image(kSegmentImageBytes, /*huge=*/false);
+  log_.read_image(number, image.data());
+  const SegmentHeader header = parse_header(image.data() + kValueOffset, kSegmentBytes);
+  if (header.segment_id != segment.id) {
+    throw CorruptionError("segment " + std::to_string(segment.id) + ": its place holds segment " +
+                          std::to_string(header.segment_id));
+  }
+  std::int64_t moved = 0;
+  std::vector<std::byte> joined;
+  for (std::uint32_t b = 0; b < header.blocks.size(); ++b) {
+    const BlockContents& block = header.blocks[b];
+    if (block.rows.empty()) continue;
+    const std::byte* data = block_in_image(image.data(), b);
+    const std::uint32_t chunks = blocks_per_record(block.stride);
+    for (std::uint32_t i = 0; i < chunks; ++i) {
+      if (!check_block(block_in_image(image.data(), b - i), segment.id, b - i)) {
+        throw CorruptionError("block " + std::to_string(b - i) + " of segment " + std::to_string(segment.id) +
+                              " is not what was written (checksum or segment id differs)");
+      }
+    }
+    if (chunks > 1) {
+      joined.resize(chunks * kBlockDataBytes);
+      for (std::uint32_t i = 0; i < chunks; ++i) {
+        std::memcpy(joined.data() + i * kBlockDataBytes, block_in_image(image.data(), b - i), kBlockDataBytes);
+      }
+      data = joined.data();
+    }
+    Table& table = *tables_.at(block.table);
+    for (std::uint32_t position = 0; position < block.rows.size(); ++position) {
+      move_if_current(table, block.rows[position], make_location(number, b, position), block.layout,
+                      data + position * block.stride, &moved);
+    }
+  }
+  log_.counters().gc_rows += static_cast<std::uint64_t>(moved);
+  return moved;
+}
+
+void RowStore::move_if_current(Table& table, std::uint64_t row, Location location, std::uint16_t layout,
+                               const std::byte* record, std::int64_t* moved) {
+  const Entry found = entry(table, row);
+  const bool in_pool = !table.resident && (found & kInSlot);
+  const auto slot = static_cast<std::uint32_t>(found);
+  const Location current = in_pool ? table.pool->index.location(slot) : found & kLocationMask;
+  // The row of a dirty slot is about to be written again; its old place stays until then.
+  const bool dirty = in_pool ? table.pool->index.hot(slot).stamp() != kClean : (found & kStampMask) != 0 && table.resident;
+  if (current != location || dirty) return;
+  const Location next = log_.append(epoch_, table.number, layout, row, table.first_key + row, record);
+  log_.supersede(location, epoch_);
+  if (in_pool) {
+    table.pool->index.set_location(slot, next);
+  } else {
+    table.directory.overwrite(row, (found & ~kLocationMask) | next);
+  }
+  ++*moved;
+}
+
+}  // namespace mtrains

@@ -1,0 +1,415 @@
+#include "mtrains/segment_log.h"
+
+#include <algorithm>
+#include <cassert>
+#include <chrono>
+#include <cstring>
+
+#include "mtrains/errors.h"
+
+namespace mtrains {
+namespace {
+
+constexpr std::size_t kStagingBlocks = 1024;
+// Room kept in a header for the meta bytes of an ordinary segment: fixed, and for each table in it.
+constexpr std::size_t kMetaFixedBytes = 2048;
+constexpr std::size_t kMetaTableBytes = 1024;
+constexpr std::size_t kDeltaCompactionRows = std::size_t{1} << 20;
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+bool by_key(const std::pair<std::uint64_t, Location>& x, const std::pair<std::uint64_t, Location>& y) {
+  return x.first < y.first;
+}
+
+}  // namespace
+
+SegmentLog::SegmentLog(std::uint32_t incarnation, std::uint32_t max_pending)
+    : incarnation_(incarnation),
+      max_pending_(max_pending),
+      segments_(1),
+      staging_((kStagingBlocks + kSegmentPages) * kPageBytes, /*huge=*/false) {}
+
+std::string SegmentLog::open(const std::string& path, const std::string& io_engine) {
+  path_ = path;
+  reader_ = BlockReader::open(path, io_engine);
+  refused_ = reader_->refused();
+  return reader_->engine();
+}
+
+void SegmentLog::add_layout(std::uint32_t table, std::uint16_t layout, std::size_t stride) {
+  if (strides_.size() <= table) strides_.resize(table + 1);
+  if (strides_[table].size() <= layout) strides_[table].resize(layout + 1);
+  strides_[table][layout] = stride;
+}
+
+// --- reading
+
+void SegmentLog::read_all(const std::vector<RowRead>& reads, const void* context, Take take) {
+  if (reads.empty()) return;
+  const auto begin = std::chrono::steady_clock::now();
+  const ReadGeneration generation(reads_);
+  std::vector<Placed> placed;
+  placed.reserve(reads.size());
+  for (std::uint32_t i = 0; i < reads.size(); ++i) {
+    const RowRead& read = reads[i];
+    const Segment& segment = at(read.location);
+    const std::uint32_t block = block_of(read.location);
+    const std::size_t longest = *std::max_element(strides_[read.table].begin(), strides_[read.table].end());
+    const std::uint32_t num_blocks = std::min(blocks_per_record(longest), block + 1);
+    if (segment.pending != nullptr) {
+      ++counters_.rows_forwarded;
+      take_record(block_in_image(segment.pending->image.data(), block), read, context, take);
+    } else {
+      const std::uint64_t end = segment.offset + kSegmentBytes;
+      placed.push_back({end - (std::uint64_t{block} + 1) * kPageBytes, num_blocks, i});
+    }
+  }
+  std::sort(placed.begin(), placed.end(), [](const Placed& x, const Placed& y) {
+    return x.offset != y.offset ? x.offset < y.offset : x.index < y.index;
+  });
+  for (std::size_t first = 0; first < placed.size();) {
+    std::size_t last = first;
+    for (std::size_t blocks = 0; last < placed.size() && blocks < kStagingBlocks; ++last) {
+      if (last == first || placed[last].offset != placed[last - 1].offset) blocks += placed[last].num_blocks;
+    }
+    while (last < placed.size() && placed[last].offset == placed[last - 1].offset) ++last;
+    read_chunk(placed, first, last, reads, context, take);
+    first = last;
+  }
+  counters_.read_seconds += seconds_since(begin);
+}
+
+void SegmentLog::read_chunk(const std::vector<Placed>& placed, std::size_t begin, std::size_t end,
+                            const std::vector<RowRead>& reads, const void* context, Take take) {
+  if (reader_ == nullptr) throw StateError("the log is not open");
+  std::vector<BlockRead> extents;
+  std::byte* buffer = staging_.data();
+  for (std::size_t i = begin; i < end; ++i) {
+    if (i > begin && placed[i].offset == placed[i - 1].offset) continue;
+    const std::uint32_t size = placed[i].num_blocks * static_cast<std::uint32_t>(kPageBytes);
+    extents.push_back({placed[i].offset, buffer, size});
+    buffer += size;
+    counters_.bytes_read += size;
+  }
+  counters_.block_reads += extents.size();
+  reader_->read(extents);
+  std::size_t extent = 0;
+  bool checked = false;
+  for (std::size_t i = begin; i < end; ++i) {
+    if (i > begin && placed[i].offset != placed[i - 1].offset) {
+      ++extent;
+      checked = false;
+    }
+    const RowRead& read = reads[placed[i].index];
+    const std::byte* blocks = extents[extent].buffer;
+    if (!checked) {
+      const std::uint32_t block = block_of(read.location);
+      if (!check_block(blocks, at(read.location).id, block) ||
+          trailer_of(blocks).table != static_cast<std::uint16_t>(read.table)) {
+        throw CorruptionError(path_ + ": block " + std::to_string(block) + " of segment " +
+                              std::to_string(at(read.location).id) + " at offset " + std::to_string(placed[i].offset) +
+                              " is not what was written (checksum or segment id differs); `mtrains verify` names what else "
+                              "is damaged, restore the last good copy of the store");
+      }
+      checked = true;
+    }
+    ++counters_.rows_read;
+    take_record(blocks, read, context, take);
+  }
+}
+
+void SegmentLog::take_record(const std::byte* blocks, const RowRead& read, const void* context, Take take) {
+  const Segment& segment = at(read.location);
+  const std::uint32_t block = block_of(read.location);
+  const std::uint16_t layout =
+      segment.pending != nullptr ? segment.pending->header.blocks[block].layout : trailer_of(blocks).layout;
+  const std::size_t stride = strides_[read.table].at(layout);
+  if (stride <= kBlockDataBytes) {
+    take(context, read.tag, layout, blocks + position_of(read.location) * stride);
+    return;
+  }
+  const std::uint32_t num_blocks = blocks_per_record(stride);
+  record_.resize(num_blocks * kBlockDataBytes);
+  for (std::uint32_t i = 0; i < num_blocks; ++i) {
+    const std::byte* chunk = blocks + i * kPageBytes;
+    if (segment.pending == nullptr && i > 0 && !check_block(chunk, segment.id, block - i)) {
+      throw CorruptionError(path_ + ": block " + std::to_string(block - i) + " of segment " + std::to_string(segment.id) +
+                            " is not what was written (checksum or segment id differs)");
+    }
+    std::memcpy(record_.data() + i * kBlockDataBytes, chunk, kBlockDataBytes);
+  }
+  take(context, read.tag, layout, record_.data());
+}
+
+void SegmentLog::read_image(std::uint32_t number, std::byte* image) {
+  const Segment& segment = segments_.at(number);
+  assert(segment.state == SegmentState::kPublished);
+  const ReadGeneration generation(reads_);
+  reader_->read({{segment.offset - kValueOffset, image, static_cast<std::uint32_t>(kSegmentImageBytes)}});
+}
+
+// --- appending
+
+std::shared_ptr<PendingSegment> SegmentLog::start(std::uint64_t epoch) {
+  std::uint32_t number;
+  if (!free_numbers_.empty()) {
+    number = free_numbers_.back();
+    free_numbers_.pop_back();
+  } else {
+    number = static_cast<std::uint32_t>(segments_.size());
+    if (number >= kMaxSegments) throw CapacityError("the log holds 2^24 segments (16 TiB), its limit");
+    segments_.emplace_back();
+  }
+  auto pending = std::make_shared<PendingSegment>();
+  pending->image = MemoryMap(kSegmentImageBytes, /*huge=*/false);
+  pending->header.number = number;
+  pending->header.epoch = epoch;
+  pending->header.segment_id = (std::uint64_t{incarnation_} << 32) | next_sequence_++;
+  pending->header_size = kSegmentHeaderBytes;
+  pending->meta_reserve = kMetaFixedBytes;
+  Segment segment;
+  segment.id = pending->header.segment_id;
+  segment.epoch = epoch;
+  segment.state = SegmentState::kFilling;
+  segment.changed = true;
+  segment.pending = pending;
+  segments_[number] = std::move(segment);
+  streams_[epoch] = pending;
+  ++num_pending_;
+  ++pending_[epoch];
+  return pending;
+}
+
+PendingSegment& SegmentLog::room_for(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::size_t stride) {
+  auto it = streams_.find(epoch);
+  const std::pair<std::uint32_t, std::uint16_t> kind{table, layout};
+  if (it != streams_.end()) {
+    PendingSegment& segment = *it->second;
+    const auto open = segment.open_blocks.find(kind);
+    const bool in_block =
+        open != segment.open_blocks.end() && segment.header.blocks[open->second].rows.size() < rows_per_block(stride);
+    const std::size_t new_blocks = in_block ? 0 : blocks_per_record(stride);
+    const std::size_t header = segment.header_size + segment.meta_reserve + 8 + new_blocks * kBlockDescriptorBytes +
+                               (open == segment.open_blocks.end() ? kMetaTableBytes : 0);
+    const std::size_t blocks = segment.header.blocks.size() + new_blocks;
+    if (blocks <= kMaxBlocks && kValueOffset + header <= (kSegmentPages - blocks) * kPageBytes) return segment;
+    seal(epoch);
+  }
+  return *start(epoch);
+}
+
+Location SegmentLog::append(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::uint64_t row,
+                            std::uint64_t key, const std::byte* record) {
+  const std::size_t stride = strides_[table][layout];
+  PendingSegment& pending = room_for(epoch, table, layout, stride);
+  auto& blocks = pending.header.blocks;
+  const std::pair<std::uint32_t, std::uint16_t> kind{table, layout};
+  auto open = pending.open_blocks.find(kind);
+  if (open == pending.open_blocks.end() || blocks[open->second].rows.size() >= rows_per_block(stride)) {
+    if (open == pending.open_blocks.end()) pending.meta_reserve += kMetaTableBytes;
+    const std::uint32_t count = blocks_per_record(stride);
+    pending.header_size += count * kBlockDescriptorBytes;
+    // Chunk 0 in the block of the lowest file offset, which is the highest number.
+    for (std::uint32_t i = 0; i < count; ++i) {
+      blocks.push_back({table, layout, static_cast<std::uint32_t>(stride), static_cast<std::uint8_t>(count - 1 - i), {}});
+    }
+    open = pending.open_blocks.insert_or_assign(kind, static_cast<std::uint32_t>(blocks.size() - 1)).first;
+  }
+  const std::uint32_t block = open->second;
+  const std::uint32_t position = static_cast<std::uint32_t>(blocks[block].rows.size());
+  for (std::size_t done = 0, i = 0; done < stride; done += kBlockDataBytes, ++i) {
+    std::byte* data = block_in_image(pending.image.data(), block - static_cast<std::uint32_t>(i));
+    std::memcpy(data + position * stride, record + done, std::min(kBlockDataBytes, stride - done));
+  }
+  blocks[block].rows.push_back(row);
+  pending.header_size += 8;
+  Segment& segment = segments_[pending.header.number];
+  ++segment.rows;
+  ++segment.live;
+  ++counters_.rows_appended;
+  counters_.bytes_appended += stride;
+  const Location location = make_location(pending.header.number, block, position);
+  DeltaRun& run = deltas_[epoch];
+  run.emplace_back(key, location);
+  if (std::size_t& size = compacted_size_[epoch]; run.size() > 2 * size + kDeltaCompactionRows) {
+    compact(run);
+    size = run.size();
+  }
+  return location;
+}
+
+void SegmentLog::supersede(Location location, std::uint64_t epoch) {
+  Segment& segment = at(location);
+  assert(segment.live > 0);
+  --segment.live;
+  segment.changed = true;
+  if (segment.live == 0) segment.emptied_at = reads_.mark();
+  for (auto& [newer, rows] : segment.superseded) {
+    if (newer == epoch) {
+      ++rows;
+      return;
+    }
+  }
+  segment.superseded.emplace_back(epoch, 1);
+}
+
+void SegmentLog::seal(std::uint64_t epoch) {
+  const auto it = streams_.find(epoch);
+  segments_[it->second->header.number].state = SegmentState::kSealed;
+  sealed_.push_back(it->second);
+  streams_.erase(it);
+  ++counters_.segments_sealed;
+}
+
+void SegmentLog::flush(std::uint64_t epoch, bool closes, std::size_t meta_bytes) {
+  std::vector<std::uint64_t> epochs;
+  for (const auto& stream : streams_) {
+    if (stream.first <= epoch) epochs.push_back(stream.first);
+  }
+  for (const std::uint64_t filling : epochs) {
+    if (filling != epoch || !closes) seal(filling);
+  }
+  if (!closes) return;
+  auto it = streams_.find(epoch);
+  if (it != streams_.end()) {
+    const PendingSegment& last = *it->second;
+    const std::size_t data_begin = (kSegmentPages - last.header.blocks.size()) * kPageBytes;
+    if (kValueOffset + last.header_size + meta_bytes > data_begin) {
+      seal(epoch);
+      it = streams_.end();
+    }
+  }
+  const std::shared_ptr<PendingSegment> last = it != streams_.end() ? it->second : start(epoch);
+  last->header.closes = true;
+  seal(epoch);
+}
+
+// --- the writer thread
+
+std::vector<std::shared_ptr<PendingSegment>> SegmentLog::take_sealed(std::size_t max_group) {
+  const std::size_t count = std::min(max_group, sealed_.size());
+  const auto end = sealed_.begin() + static_cast<std::ptrdiff_t>(count);
+  std::vector<std::shared_ptr<PendingSegment>> taken(sealed_.begin(), end);
+  sealed_.erase(sealed_.begin(), end);
+  return taken;
+}
+
+void SegmentLog::requeue(const std::vector<std::shared_ptr<PendingSegment>>& segments) {
+  sealed_.insert(sealed_.begin(), segments.begin(), segments.end());
+}
+
+void SegmentLog::publish(std::uint32_t number, std::uint64_t offset) {
+  Segment& segment = segments_.at(number);
+  assert(segment.state == SegmentState::kSealed);
+  if ((offset + kSegmentBytes) % kPageBytes != 0) throw std::invalid_argument("a segment's value must end on a page");
+  segment.state = SegmentState::kPublished;
+  segment.offset = offset;
+  segment.pending = nullptr;
+  if (segment.live == 0) segment.emptied_at = reads_.mark();
+  --num_pending_;
+  if (--pending_[segment.epoch] == 0) pending_.erase(segment.epoch);
+}
+
+std::uint32_t SegmentLog::pending_segments(std::uint64_t epoch) const {
+  std::uint32_t count = 0;
+  for (const auto& [born, pending] : pending_) count += born <= epoch ? pending : 0;
+  return count;
+}
+
+// --- deletion
+
+std::vector<std::pair<std::uint32_t, std::uint64_t>> SegmentLog::take_deletable(
+    const std::vector<std::uint64_t>& checkpoints, std::size_t limit) {
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> taken;
+  for (std::uint32_t number = 1; number < segments_.size() && taken.size() < limit; ++number) {
+    Segment& segment = segments_[number];
+    if (segment.state != SegmentState::kPublished || segment.live > 0 || !reads_.drained(segment.emptied_at)) continue;
+    // A version born in epoch b and superseded in d is needed by checkpoint c if b <= c < d. A segment without rows marks the end of
+    // its epoch and is needed by that checkpoint.
+    const bool needed = std::any_of(checkpoints.begin(), checkpoints.end(), [&segment](std::uint64_t c) {
+      if (segment.rows == 0) return segment.epoch == c;
+      return std::any_of(segment.superseded.begin(), segment.superseded.end(),
+                         [&segment, c](const auto& entry) { return segment.epoch <= c && c < entry.first; });
+    });
+    if (needed) continue;
+    segment.state = SegmentState::kDeleting;
+    taken.emplace_back(number, segment.id);
+  }
+  return taken;
+}
+
+void SegmentLog::deleted(std::uint32_t number) {
+  assert(segments_.at(number).state == SegmentState::kDeleting);
+  segments_[number] = Segment{};
+  free_numbers_.push_back(number);
+  removed_.push_back(number);
+}
+
+void SegmentLog::undelete(std::uint32_t number) {
+  if (segments_.at(number).state == SegmentState::kDeleting) segments_[number].state = SegmentState::kPublished;
+}
+
+// --- checkpoints
+
+void SegmentLog::load(std::uint32_t number, const Segment& segment) {
+  if (number == 0 || number >= kMaxSegments) throw std::invalid_argument("segment number out of range");
+  if (number >= segments_.size()) segments_.resize(number + 1);
+  segments_[number] = segment;
+}
+
+void SegmentLog::finish_load() {
+  free_numbers_.clear();
+  for (auto number = static_cast<std::uint32_t>(segments_.size()); number-- > 1;) {
+    if (segments_[number].state == SegmentState::kUnused) free_numbers_.push_back(number);
+  }
+}
+
+void SegmentLog::compact(DeltaRun& run) {
+  std::stable_sort(run.begin(), run.end(), by_key);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < run.size(); ++i) {
+    if (kept > 0 && run[kept - 1].first == run[i].first) {
+      run[kept - 1] = run[i];
+    } else {
+      run[kept++] = run[i];
+    }
+  }
+  run.resize(kept);
+}
+
+std::vector<std::pair<std::uint64_t, Location>> SegmentLog::delta(std::uint64_t epoch) {
+  DeltaRun all;
+  for (const auto& [appended, run] : deltas_) {
+    if (appended <= epoch) all.insert(all.end(), run.begin(), run.end());
+  }
+  compact(all);
+  return all;
+}
+
+void SegmentLog::forget(std::uint64_t epoch, std::uint64_t oldest_retained) {
+  deltas_.erase(deltas_.begin(), deltas_.upper_bound(epoch));
+  compacted_size_.erase(compacted_size_.begin(), compacted_size_.upper_bound(epoch));
+  removed_.clear();
+  for (Segment& segment : segments_) {
+    if (segment.state == SegmentState::kUnused) continue;
+    segment.changed = segment.epoch > epoch;
+    // What no retained or later checkpoint can need is counted as superseded at birth.
+    std::uint32_t dead = 0;
+    std::vector<std::pair<std::uint64_t, std::uint32_t>> kept;
+    for (const auto& entry : segment.superseded) {
+      if (entry.first > epoch) segment.changed = true;
+      if (entry.first <= oldest_retained || entry.first <= segment.epoch) {
+        dead += entry.second;
+      } else {
+        kept.push_back(entry);
+      }
+    }
+    if (dead > 0) kept.emplace_back(segment.epoch, dead);
+    segment.superseded = std::move(kept);
+  }
+}
+
+}  // namespace mtrains

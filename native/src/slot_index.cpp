@@ -1,0 +1,125 @@
+#include "mtrains/slot_index.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace mtrains {
+
+SlotIndex::SlotIndex(std::uint32_t max_capacity)
+    : hot_(std::size_t{max_capacity} * sizeof(SlotRecord), /*huge=*/true),
+      cold_(std::size_t{max_capacity} * 8, /*huge=*/true),
+      max_capacity_(max_capacity) {}
+
+void SlotIndex::set_key(std::uint32_t slot, RowKey key, Location location) {
+  hot(slot).state = static_cast<std::uint32_t>(key >> kKeyLowBits) << 8;
+  cold_.as<std::uint64_t>()[slot] = (key << kLocationBits) | location;
+}
+
+void SlotIndex::grow(std::uint32_t capacity) {
+  assert(capacity >= capacity_ && capacity <= max_capacity_);
+  // Pushed from the top, so that slots are handed out in ascending order.
+  for (std::uint32_t slot = capacity; slot-- > capacity_;) {
+    set_key(slot, kNoKey, 0);
+    hot(slot).last_use = free_head_;
+    free_head_ = slot;
+  }
+  capacity_ = capacity;
+}
+
+void SlotIndex::drop_free_from(std::uint32_t capacity) {
+  std::uint32_t kept = kEnd;
+  std::uint32_t* tail = &kept;
+  for (std::uint32_t slot = free_head_; slot != kEnd; slot = hot(slot).last_use) {
+    if (slot < capacity) {
+      *tail = slot;
+      tail = &hot(slot).last_use;
+    }
+  }
+  *tail = kEnd;
+  free_head_ = kept;
+}
+
+std::uint32_t SlotIndex::move_to_free(std::uint32_t slot) {
+  assert(free_head_ != kEnd);
+  const std::uint32_t to = free_head_;
+  free_head_ = hot(to).last_use;
+  hot(to) = hot(slot);
+  cold_.as<std::uint64_t>()[to] = cold_.as<std::uint64_t>()[slot];
+  set_key(slot, kNoKey, 0);
+  ++generation_;
+  return to;
+}
+
+std::uint32_t SlotIndex::insert(RowKey key, Location location, std::uint32_t clock) {
+  assert(free_head_ != kEnd);
+  const std::uint32_t slot = free_head_;
+  free_head_ = hot(slot).last_use;
+  set_key(slot, key, location);
+  hot(slot).last_use = clock;
+  ++num_used_;
+  return slot;
+}
+
+void SlotIndex::evict(std::uint32_t slot) {
+  assert(occupied(slot));
+  set_key(slot, kNoKey, 0);
+  hot(slot).last_use = free_head_;
+  free_head_ = slot;
+  --num_used_;
+  ++generation_;
+}
+
+void SlotIndex::rebase(std::uint32_t subtract) {
+  for (std::uint32_t slot = 0; slot < capacity_; ++slot) {
+    if (!occupied(slot)) continue;
+    std::uint32_t& last_use = hot(slot).last_use;
+    last_use = last_use > subtract ? last_use - subtract : 0;
+  }
+  policy_->clear();
+}
+
+bool LruPolicy::advance(const SlotIndex& index, std::uint32_t clock) {
+  for (; next_ < queue_.size(); ++next_) {
+    const Candidate& candidate = queue_[next_];
+    const SlotRecord& record = index.hot(candidate.slot);
+    if (record.last_use == candidate.last_use && candidate.last_use < clock && record.pins() == 0 &&
+        index.occupied(candidate.slot)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void LruPolicy::scan(const SlotIndex& index, std::uint32_t clock) {
+  queue_.clear();
+  next_ = 0;
+  for (std::uint32_t slot = 0; slot < index.capacity(); ++slot) {
+    const SlotRecord& record = index.hot(slot);
+    if (record.last_use < clock && record.pins() == 0 && index.occupied(slot)) {
+      queue_.push_back({slot, record.last_use});
+    }
+  }
+  const auto older = [](const Candidate& x, const Candidate& y) {
+    return x.last_use != y.last_use ? x.last_use < y.last_use : x.slot < y.slot;
+  };
+  const std::size_t keep = std::min<std::size_t>(queue_.size(), index.capacity() / 16 + 64);
+  std::nth_element(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(keep), queue_.end(), older);
+  queue_.resize(keep);
+  std::sort(queue_.begin(), queue_.end(), older);
+}
+
+std::int64_t LruPolicy::victim(const SlotIndex& index, std::uint32_t clock) {
+  std::uint32_t last_use;
+  return oldest(index, clock, &last_use) ? static_cast<std::int64_t>(queue_[next_++].slot) : -1;
+}
+
+bool LruPolicy::oldest(const SlotIndex& index, std::uint32_t clock, std::uint32_t* last_use) {
+  if (!advance(index, clock)) {
+    scan(index, clock);
+    if (!advance(index, clock)) return false;
+  }
+  *last_use = queue_[next_].last_use;
+  return true;
+}
+
+}  // namespace mtrains
