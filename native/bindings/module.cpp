@@ -51,6 +51,7 @@ nb::object locate(const std::string& path, std::uint64_t min_key, std::uint64_t 
 
 NB_MODULE(_native, m) {
   using namespace mtrains;
+  nb::set_leak_warnings(false);  // objects that live at exit are ordinary: stores that a script did not close
   register_errors();
   m.attr("BUILD_TYPE") = MTRAINS_BUILD_TYPE;
   m.attr("SEGMENT_BYTES") = kSegmentBytes;

@@ -119,7 +119,7 @@ void Engine::finish_plan(FeatureLookup& feature, bool keep) {
 }
 
 std::uint64_t Engine::generation(const Table& table) const {
-  return table.resident ? store_.moves() : table.pool->index.generation();
+  return store_.layout_generation() + (table.resident ? 0 : table.pool->index.generation());
 }
 
 std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features, const ForwardInput& input) {
@@ -179,30 +179,28 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
     });
   }
 
+  // Features whose rows are in the tier together are pooled together.
   std::vector<std::size_t> ready;
+  bool found_holds = true;  // nothing was evicted that find_rows saw
   for (std::size_t f = 0; f < features.size(); ++f) {
     FeatureLookup& feature = lookup->features[f];
     Table& table = store_.table(feature.table);
-    const Stopwatch watch(times_.move_seconds);
     const std::uint64_t unique = feature.plan.num_unique();
     if (plan_free(table, input)) {
+      const Stopwatch watch(times_.move_seconds);
       store_.counters().unplanned_positions += feature.plan.num_positions;
       std::vector<std::uint32_t> unused(plain_rows[f].size());
       store_.bring(table, plain_rows[f].data(), unused.data(), missing[f], true);
-    } else {
-      store_.counters().hits += unique - missing[f].size();
-      if (!store_.bring(table, feature.plan.rows.data(), feature.plan.slots.data(), missing[f], true)) {
-        // What is ready goes first; then this feature has the tier to itself.
-        pool_features(ready, *lookup, features, input, begins);
-        ready.clear();
+    } else if (!(found_holds ? bring_found(feature, missing[f]) : bring_all(feature))) {
+      // What is ready goes first; then this feature has the tier to itself.
+      pool_features(ready, *lookup, features, input, begins);
+      ready.clear();
+      store_.next_clock();
+      found_holds = false;
+      if (unique > store_.pass_capacity(table) || !bring_all(feature)) {
+        pool_in_pieces(f, *lookup, features, input, begins);
         store_.next_clock();
-        store_.counters().hits -= unique - missing[f].size();
-        if (unique > store_.pass_capacity(table) ||
-            !locate(table, feature.plan.rows.data(), unique, feature.plan.slots.data(), true)) {
-          pool_in_pieces(f, *lookup, features, input, begins);
-          store_.next_clock();
-          continue;
-        }
+        continue;
       }
     }
     ready.push_back(f);
@@ -298,7 +296,21 @@ void Engine::pool_features(const std::vector<std::size_t>& which, Lookup& lookup
   });
 }
 
-// --- rows of a plan, again
+// --- rows of a plan
+
+bool Engine::bring_found(FeatureLookup& feature, const std::vector<std::uint32_t>& missing) {
+  const Stopwatch watch(times_.move_seconds);
+  Table& table = store_.table(feature.table);
+  if (!store_.bring(table, feature.plan.rows.data(), feature.plan.slots.data(), missing, true)) return false;
+  store_.counters().hits += feature.plan.num_unique() - missing.size();
+  return true;
+}
+
+bool Engine::bring_all(FeatureLookup& feature) {
+  const Stopwatch watch(times_.move_seconds);
+  return locate(store_.table(feature.table), feature.plan.rows.data(), feature.plan.num_unique(),
+                feature.plan.slots.data(), true);
+}
 
 bool Engine::locate(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots, bool counted) {
   std::vector<std::uint32_t> missing;

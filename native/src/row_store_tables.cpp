@@ -28,7 +28,11 @@ SlotPool::SlotPool(std::size_t stride, std::uint64_t budget)
 
 RowStore::RowStore(std::uint64_t dram_bytes, std::uint32_t incarnation, std::uint64_t epoch, std::uint32_t max_pending,
                    ThreadPool& threads)
-    : dram_bytes_(dram_bytes), epoch_(epoch), threads_(threads), log_(incarnation, max_pending) {}
+    : dram_bytes_(dram_bytes),
+      epoch_(epoch),
+      threads_(threads),
+      log_(incarnation, max_pending),
+      birth_((std::uint64_t{incarnation} << 32) ^ epoch) {}
 
 std::uint32_t RowStore::add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim, WeightType dtype,
                                   const RowInit& init) {
@@ -101,7 +105,6 @@ void RowStore::use_layout(std::uint32_t number, std::uint16_t layout) {
       }
     }
     table.arena = std::move(arena);
-    ++moves_;
   }
   table.layout = layout;
   table.pool = nullptr;
@@ -140,6 +143,15 @@ void RowStore::settle_residency() {
     });
   }
   residency_stale_ = false;
+  ++num_layouts_settled_;
+}
+
+std::uint64_t RowStore::layout_generation() const {
+  // splitmix64
+  std::uint64_t x = birth_ + num_layouts_settled_ * 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
 }
 
 void RowStore::make_resident(Table& table) {
@@ -150,7 +162,6 @@ void RowStore::make_resident(Table& table) {
   table.present = MemoryMap((table.num_rows / 64 + 1) * 8, /*huge=*/false);
   table.num_present = 0;
   table.resident = true;
-  ++moves_;
 }
 
 void RowStore::make_pooled(Table& table) {
@@ -165,7 +176,6 @@ void RowStore::make_pooled(Table& table) {
     table.present = MemoryMap();
     table.num_present = 0;
     table.resident = false;
-    ++moves_;
   }
   SlotPool& pool = pool_of_stride(table.record().stride());
   if (table.pool != nullptr && table.pool != &pool) empty_slots_of(table);

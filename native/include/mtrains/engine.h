@@ -158,6 +158,9 @@ class Engine {
   void pool_in_pieces(std::size_t which, Lookup& lookup, const std::vector<FeatureSpec>& features, const ForwardInput& input,
                       const std::vector<std::uint64_t>& begins);
   void finish_plan(FeatureLookup& feature, bool keep);
+  // Both count accesses; false, with nothing counted, if the rows do not fit beside what the pass protects.
+  bool bring_found(FeatureLookup& feature, const std::vector<std::uint32_t>& missing);
+  bool bring_all(FeatureLookup& feature);
   bool locate(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots, bool counted);
   std::uint64_t generation(const Table& table) const;
   // Calls run(slot_of_position, begin, end) for consecutive pieces of the feature's positions whose rows fit together.

@@ -93,7 +93,9 @@ class RowStore {
   std::size_t num_tables() const { return tables_.size(); }
   // Decides which tables are resident and gives the others their pools, if tables or layouts changed since.
   void settle_residency();
-  std::uint64_t moves() const { return moves_; }  // changes when a resident table stops being one, or moves
+  // Tells the slots of this store, with its present tables and layouts, from all others: of an earlier layout, of the same store
+  // before a restore. Far apart, so that the generation of a slot index can be added.
+  std::uint64_t layout_generation() const;
 
   // --- bringing rows to the compute tier
   // Starts a pass: rows found or brought from here on cannot be evicted before the next one starts.
@@ -186,7 +188,8 @@ class RowStore {
   RowKey next_key_ = 0;
   std::map<std::size_t, std::unique_ptr<SlotPool>> pools_;  // by stride
   bool residency_stale_ = true;
-  std::uint64_t moves_ = 0;
+  std::uint64_t num_layouts_settled_ = 0;
+  std::uint64_t birth_;  // of (incarnation, first epoch)
   std::uint32_t clock_ = 0;
   std::uint64_t num_dirty_ = 0;  // rows in slots whose last change is of the present epoch
   std::uint64_t num_owed_ = 0;   // ... of the one before
