@@ -1,0 +1,53 @@
+"""The outcome of `mtrains train` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from mtrains.cli.render import counter_table, format_metric, output_console
+from mtrains.train.result import TrainResult
+
+__all__ = ["print_training", "training_report"]
+
+
+def print_training(result: TrainResult, console: Console | None = None) -> None:
+    """Write the outcome to standard output, or to the given console."""
+    (console or output_console()).print(training_report(result))
+
+
+def training_report(result: TrainResult) -> RenderableType:
+    """Return the outcome as something rich prints."""
+    steps = f"{result.steps:,} steps, {result.samples:,} samples, {result.epochs:g} epochs"
+    if result.resumed_at_step is not None:
+        steps += f" (resumed at step {result.resumed_at_step:,})"
+    lines = [
+        ("trained", steps),
+        ("", f"{result.samples_per_second:,.0f} samples/s: {_seconds(result.seconds)}"),
+        ("quality", _quality(result)),
+    ]
+    if result.bad_lines:
+        lines.append(("malformed", f"{result.bad_lines:,} lines left out of each epoch"))
+    if result.rows_sha256 is not None:
+        lines.append(("rows", f"sha256 {result.rows_sha256}"))
+    if result.io_engine is not None:
+        lines.append(("IO engine", result.io_engine))
+    if result.emulated:
+        lines.append(("emulated", ", ".join(result.emulated)))
+    text = Text("\n".join(f"{name:<10} {value}" for name, value in lines))
+    return Group(text, counter_table("tiers", result.tiers)) if result.tiers else text
+
+
+def _quality(result: TrainResult) -> str:
+    if result.logloss is None:
+        return f"loss {format_metric(result.loss)}, the mean over the last epoch (nothing held out)"
+    return (
+        f"loss {format_metric(result.loss)}, AUC {format_metric(result.auc)} on {result.evaluated_samples:,} "
+        f"held-out samples ({format_metric(result.training_loss)} while training)"
+    )
+
+
+def _seconds(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())

@@ -1,0 +1,138 @@
+"""What a training run gives back, and what it says while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mtrains.train.checkpoint import Position
+from mtrains.train.data.block import BadLine
+
+__all__ = ["Evaluation", "Observer", "StepReport", "StoreFacts", "Timer", "TrainResult", "make_result"]
+
+
+@dataclass
+class Timer:
+    """Seconds of this process: waiting for batches, and all of training."""
+
+    loader: float = 0.0
+    training: float = 0.0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Quality on held-out samples."""
+
+    loss: float
+    logloss: float
+    auc: float | None
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFacts:
+    """What a store did: see TrainResult. io_wait, write_back: seconds of this process."""
+
+    rows_sha256: str
+    io_engine: str
+    emulated: tuple[str, ...]
+    tiers: Mapping[str, Mapping[str, float]]
+    io_wait: float
+    write_back: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """The outcome of a run. Counts are of the whole training, also of a resumed one; times of this process.
+
+    loss, logloss, auc: on the held-out records (logloss is the same mean in float64). Without held-out
+    records `evaluated_on` is "training": loss is the mean over the last epoch as it trained, the others None.
+    auc is None too where the records are of one class.
+    tiers: counters of each tier. seconds: compute, io_wait, write_back, loader.
+    """
+
+    steps: int
+    samples: int
+    epochs: int
+    loss: float
+    logloss: float | None
+    auc: float | None
+    evaluated_on: str
+    evaluated_samples: int
+    training_loss: float
+    bad_lines: int
+    resumed_at_step: int | None
+    samples_per_second: float
+    rows_sha256: str | None
+    io_engine: str | None
+    emulated: tuple[str, ...]
+    tiers: Mapping[str, Mapping[str, float]]
+    seconds: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """The state after one step. total_records: of one epoch, or None if it was not counted."""
+
+    epoch: int
+    step: int
+    samples: int
+    loss: float
+    record: int
+    total_records: int | None
+
+
+class Observer:
+    """Is told what happens; this one ignores it."""
+
+    def stepped(self, report: StepReport) -> None:
+        """A step is done."""
+
+    def bad_line(self, bad: BadLine) -> None:
+        """A malformed record was left out."""
+
+    def began(self, phase: str) -> None:
+        """A phase began: "counting records", "training", "evaluating", ..."""
+
+
+def make_result(
+    position: Position,
+    timer: Timer,
+    evaluation: Evaluation | None,
+    resumed_at_step: int | None = None,
+    store: StoreFacts | None = None,
+) -> TrainResult:
+    """Put the outcome together; without a store there are no tiers."""
+    training_loss = position.epoch_loss_sum / max(position.epoch_samples, 1)
+    io_wait = store.io_wait if store else 0.0
+    write_back = store.write_back if store else 0.0
+    return TrainResult(
+        steps=position.step,
+        samples=position.samples,
+        epochs=position.epoch,
+        loss=evaluation.loss if evaluation else training_loss,
+        logloss=evaluation.logloss if evaluation else None,
+        auc=evaluation.auc if evaluation else None,
+        evaluated_on="held-out" if evaluation else "training",
+        evaluated_samples=evaluation.samples if evaluation else 0,
+        training_loss=training_loss,
+        bad_lines=position.epoch_bad_lines,
+        resumed_at_step=resumed_at_step,
+        samples_per_second=timer.samples / timer.training if timer.training else 0.0,
+        rows_sha256=store.rows_sha256 if store else None,
+        io_engine=store.io_engine if store else None,
+        emulated=store.emulated if store else (),
+        tiers=store.tiers if store else {},
+        seconds={
+            "compute": max(timer.training - timer.loader - io_wait - write_back, 0.0),
+            "io_wait": io_wait,
+            "write_back": write_back,
+            "loader": timer.loader,
+        },
+    )

@@ -1,0 +1,86 @@
+"""One training run over a store: open or resume, train, evaluate, checkpoint, close."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mtrains.store import Store
+
+from mtrains.collection import TieredEmbeddingBagCollection
+from mtrains.errors import StateError
+from mtrains.train.checkpoint import Position, RunState, check_same_run, pack_state, unpack_state
+from mtrains.train.config import TrainConfig
+from mtrains.train.dlrm import build_dlrm
+from mtrains.train.loop import evaluate, find_ranges, run_settings, train_epochs
+from mtrains.train.optimizers import tiered_optimizer
+from mtrains.train.result import Observer, StoreFacts, TrainResult, make_result
+from mtrains.train.tables import table_specs
+
+__all__ = ["train"]
+
+
+def train(config: TrainConfig, observer: Observer | None = None) -> TrainResult:
+    """Train as the configuration says and return the outcome; with a store, the last state is a checkpoint.
+
+    Raises: DataError, StateError (a store that cannot be used for this run), TierIOError, CapacityError.
+    """
+    observer = observer or Observer()
+    with run_settings(config):
+        with Store(
+            config.store, dram=config.dram, ssd=config.ssd, seed=config.seed, io_engine=config.io_engine
+        ) as store:
+            return _train_in(store, config, observer)
+
+
+def _train_in(store: Store, config: TrainConfig, observer: Observer) -> TrainResult:
+    fingerprint = config.fingerprint()
+    saved = _saved_state(store, config, fingerprint)
+    ranges = find_ranges(config, observer)
+    model = build_dlrm(config, TieredEmbeddingBagCollection(table_specs(config), store=store))
+    optimizers = (tiered_optimizer(config.optimizer, model, config.lr),)
+    position = Position()
+    if saved is not None:
+        saved.load_into(model.mlps, optimizers)
+        position = saved.position
+    resumed_at_step = committed_step = None if saved is None else position.step
+
+    def checkpoint() -> None:
+        nonlocal committed_step
+        extra = pack_state(fingerprint, position, model.mlps, optimizers)
+        store.checkpoint(f"step-{position.step:09d}", step=position.step, extra=extra)
+        committed_step = position.step
+
+    def after_step() -> None:
+        if config.checkpoint_every is not None and position.step % config.checkpoint_every == 0:
+            checkpoint()
+
+    observer.began("training")
+    timer = train_epochs(model, optimizers, config, ranges, position, observer, after_step)
+    if config.store is not None and committed_step != position.step:
+        observer.began("committing the last checkpoint")
+        checkpoint()
+    evaluation = evaluate(model, config, ranges, observer)
+    observer.began("computing the digest of the rows")
+    return make_result(position, timer, evaluation, resumed_at_step, _store_facts(store))
+
+
+def _saved_state(store: Store, config: TrainConfig, fingerprint: Mapping[str, Any]) -> RunState | None:
+    """Return the state to resume from, None to start from the beginning. Raises: StateError."""
+    checkpoints = store.checkpoints()
+    if not checkpoints:
+        return None
+    last = checkpoints[-1]
+    source = f"checkpoint {last.tag!r} of {config.store}"
+    if not config.resume:
+        raise StateError(
+            f"{config.store} already holds a training run ({source}); continue it with --resume, or name "
+            "another folder with --store"
+        )
+    state = unpack_state(last.extra, source)
+    check_same_run(state.fingerprint, fingerprint, source)
+    return state
+
+
+def _store_facts(store: Store) -> StoreFacts:
+    raise NotImplementedError

@@ -1,0 +1,148 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from mtrains.cli import main
+from mtrains.cli.app import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+
+LINE = "\t".join(["1", *["3"] * 13, *["68fd1e64"] * 26]) + "\n"
+SMALL = ["--bottom-mlp", "4", "--top-mlp", "4", "--embedding-dim", "4", "--rows", "100", "--batch-size", "8"]
+
+
+@pytest.fixture(autouse=True)
+def keep_showwarning():
+    shown = warnings.showwarning
+    yield
+    warnings.showwarning = shown
+
+
+@pytest.fixture
+def clicks(tmp_path):
+    path = tmp_path / "day.tsv"
+    path.write_text(LINE * 40)
+    return str(path)
+
+
+def run(capsys, *arguments):
+    code = main(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def one_line(text):
+    return text.startswith("mtrains: error: ") and text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "Missing option '--data'"),
+        (["train", "--data", "x", "--bogus"], "No such option: --bogus"),
+        (["nothing"], "No such command 'nothing'"),
+        (["train", "--data", "x", "--optimizer", "adam"], "'adam' is not one of 'sgd', 'adagrad'"),
+        (["train", "--data", "x", "--format", "csv"], "the csv format needs --label and --categorical"),
+        (["train", "--data", "x", "--format", "criteo", "--resume"], "--resume needs --store"),
+        (["train", "--data", "x", "--format", "criteo", "--dram", "lots"], "not a size: 'lots'"),
+        (["train", "--data", "x", "--format", "criteo", "--top-mlp", "a"], "--top-mlp is a list of widths"),
+        (["train", "--data", "-", "--format", "criteo", "--holdout", "0.1"], "use --eval-data FILE"),
+    ],
+)
+def test_usage_errors_exit_2_with_one_line(capsys, arguments, message):
+    code, out, err = run(capsys, *arguments)
+    assert code == EXIT_USAGE
+    assert out == ""
+    assert one_line(err)
+    assert message in err
+
+
+def test_failures_exit_1_with_one_line(capsys, tmp_path, clicks):
+    bad = tmp_path / "bad.tsv"
+    bad.write_text(LINE + "oops\n")
+    empty = tmp_path / "empty"
+    empty.touch()
+    cases = {
+        ("train", "--data", str(tmp_path / "absent")): "absent: No such file or directory",
+        ("train", "--data", str(tmp_path)): "Is a directory",
+        ("train", "--data", str(empty)): "empty is empty",
+        ("train", "--data", "-"): "name the format of standard input",
+        ("train", "--data", str(bad), *SMALL): "bad.tsv, line 2: 1 fields, 40 expected",
+        ("train", "--data", clicks, "--holdout-samples", "40", *SMALL): "holding out 40 of 40 records",
+        ("train", "--data", clicks, "--lr", "1e30", *SMALL): "try a smaller --lr",
+        ("inspect", str(tmp_path / "absent")): "absent",
+        ("verify", str(tmp_path / "absent")): "absent",
+    }
+    for arguments, message in cases.items():
+        code, out, err = run(capsys, *arguments)
+        assert (code, out) == (EXIT_FAILED, ""), arguments
+        assert one_line(err), err
+        assert message in err
+
+
+def test_help_names_every_command(capsys):
+    code, out, err = run(capsys, "--help")
+    assert (code, err) == (0, "")
+    assert all(f"\n  {command} " in out for command in ("train", "demo", "inspect", "verify"))
+
+
+def test_json_is_all_of_standard_output(capsys, tmp_path, clicks):
+    store = str(tmp_path / "store")
+    code, out, err = run(capsys, "train", "--data", clicks, "--store", store, "--json", *SMALL)
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert (result["steps"], result["samples"], result["bad_lines"]) == (5, 40, 0)
+    assert len(result["rows_sha256"]) == 64
+
+    code, out, err = run(capsys, "inspect", store, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)
+    code, out, err = run(capsys, "verify", store, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"store": store, "ok": True, "problems": []}
+
+
+def test_malformed_lines_are_named_on_standard_error_up_to_a_number(capsys, tmp_path):
+    path = tmp_path / "bad.tsv"
+    path.write_text(LINE + "oops\n" * 12 + LINE)
+    code, out, err = run(
+        capsys, "train", "--data", str(path), "--on-bad-line", "skip", "--epochs", "2", "--json", *SMALL
+    )
+    assert code == 0
+    result = json.loads(out)
+    assert (result["samples"], result["bad_lines"]) == (4, 12)
+    lines = err.splitlines()
+    assert lines[0] == f"mtrains: warning: left out: {path}, line 2: 1 fields, 40 expected"
+    assert len(lines) == 11
+    assert lines[10] == "mtrains: warning: 2 more malformed lines left out"
+
+
+def test_a_problem_that_verify_finds_is_exit_1(capsys, monkeypatch):
+    monkeypatch.setattr("mtrains.tiers.verify.verify_store", lambda path, rebuild=False: ["segment 3: bad"])
+    assert run(capsys, "verify", "store") == (EXIT_FAILED, "segment 3: bad\n", "")
+    code, out, _ = run(capsys, "verify", "store", "--json")
+    assert code == EXIT_FAILED
+    assert json.loads(out) == {"store": "store", "ok": False, "problems": ["segment 3: bad"]}
+
+
+def test_an_interrupt_closes_the_store_and_exits_130(tmp_path):
+    fifo = tmp_path / "day.tsv"
+    os.mkfifo(fifo)
+    store = tmp_path / "store"
+    command = [sys.executable, "-c", "import sys; from mtrains.cli import main; sys.exit(main())", "train"]
+    command += ["--data", str(fifo), "--format", "criteo", "--store", str(store), *SMALL]
+    command += ["--checkpoint-every", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, open(fifo, "w") as pipe:
+        pipe.write(LINE * 4096)
+        pipe.flush()
+        # More than a pipe holds, so most of it has been read: the store is open and steps are under way.
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == EXIT_INTERRUPTED
+    assert err.splitlines()[-1] == "mtrains: interrupted"
+    assert "Traceback" not in err
+    done = subprocess.run([*command[:3], "verify", str(store)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

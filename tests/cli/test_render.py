@@ -1,0 +1,90 @@
+import dataclasses
+import json
+
+from mtrains.cli.render import format_counter, print_json
+from mtrains.cli.render_demo import demo_report
+from mtrains.cli.render_training import training_report
+from mtrains.train.demo import DemoResult
+from mtrains.train.result import TrainResult
+
+TRAINING = TrainResult(
+    steps=1234,
+    samples=157_952,
+    epochs=2,
+    loss=0.4512345,
+    logloss=None,
+    auc=None,
+    evaluated_on="training",
+    evaluated_samples=0,
+    training_loss=0.4512345,
+    bad_lines=0,
+    resumed_at_step=None,
+    samples_per_second=45678.9,
+    rows_sha256="0123456789abcdef" * 4,
+    io_engine="uring",
+    emulated=(),
+    tiers={
+        "dram": {"hits": 1_234_567, "new": 8901, "fetches": 23_456, "evictions": 34_567, "bytes": 367_552},
+        "ssd": {"read_bytes": 123_456_789, "written_bytes": 0, "read_seconds": 1.234},
+    },
+    seconds={"compute": 3.456, "io_wait": 0.5, "write_back": 0.25, "loader": 1.0},
+)
+HELD_OUT = dataclasses.replace(
+    TRAINING,
+    loss=0.52,
+    logloss=0.52,
+    auc=0.7123456,
+    evaluated_on="held-out",
+    evaluated_samples=16_158,
+    bad_lines=3,
+    resumed_at_step=1000,
+    emulated=("hbm",),
+)
+
+
+def test_training_without_held_out_data(golden):
+    golden("train.txt", training_report(TRAINING))
+
+
+def test_training_resumed_with_held_out_data_and_malformed_lines(golden):
+    golden("train_holdout.txt", training_report(HELD_OUT))
+
+
+def demo_result(**changes):
+    control = dataclasses.replace(HELD_OUT, tiers={}, rows_sha256=None, io_engine=None, auc=0.7123)
+    result = DemoResult(
+        touched_bytes=1_470_208,
+        dram_bytes=367_552,
+        bit_identical=True,
+        in_memory=HELD_OUT,
+        tiered=HELD_OUT,
+        control=control,
+    )
+    return dataclasses.replace(result, **changes)
+
+
+def test_demo(golden):
+    golden("demo.txt", demo_report(demo_result()))
+
+
+def test_demo_whose_bits_differ(golden):
+    other = dataclasses.replace(HELD_OUT, rows_sha256="f" * 64)
+    golden("demo_different.txt", demo_report(demo_result(bit_identical=False, tiered=other)))
+
+
+def test_counters_are_shown_in_the_unit_of_their_name():
+    assert format_counter("read_bytes", 1536) == "1.5 KiB"
+    assert format_counter("wait_seconds", 1.256) == "1.26 s"
+    assert format_counter("hits", 1234567) == "1,234,567"
+
+
+def test_json_has_the_documented_keys_and_is_one_line(capsys):
+    print_json(HELD_OUT.to_json())
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    value = json.loads(out)
+    documented = (
+        "steps samples loss logloss auc samples_per_second rows_sha256 io_engine emulated tiers seconds"
+    )
+    assert set(documented.split()) <= set(value)
+    assert set(value["seconds"]) == {"compute", "io_wait", "write_back", "loader"}
