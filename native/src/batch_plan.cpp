@@ -203,7 +203,8 @@ void BatchPlan::order_by_slot() {
       scratch.count<kPasses>(bins, digits, slots[u]);
     }
   });
-  permute(*this, scratch.sort(n, digits, [codec](PackedOccurrence element) { return codec.row(element); }), codec);
+  permute(*this, scratch.sort(n, digits, [codec](PackedOccurrence element) { return codec.row(element); }),
+          codec);
 }
 
 void BatchPlan::scatter_slots() {

@@ -76,8 +76,8 @@ void fold_maxima(const GradSource& source, std::uint32_t dim, std::uint64_t begi
   }
 }
 
-[[gnu::noinline]] void fold(const GradSource& source, std::uint32_t dim, std::uint64_t begin, std::uint64_t end, float* out,
-          std::size_t out_stride) {
+[[gnu::noinline]] void fold(const GradSource& source, std::uint32_t dim, std::uint64_t begin,
+                            std::uint64_t end, float* out, std::size_t out_stride) {
   if (source.csr && source.argmax) return fold_maxima(source, dim, begin, end, out, out_stride);
   for_each_columns(dim, [&](Columns columns, auto blocks) {
     constexpr std::uint32_t kBlocks = decltype(blocks)::value;

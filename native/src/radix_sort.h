@@ -43,12 +43,18 @@ struct RadixDigits {
 template <typename Function>
 auto with_passes(unsigned passes, const Function& function) {
   switch (passes) {
-    case 1: return function.template operator()<1>();
-    case 2: return function.template operator()<2>();
-    case 3: return function.template operator()<3>();
-    case 4: return function.template operator()<4>();
-    case 5: return function.template operator()<5>();
-    default: return function.template operator()<RadixDigits::kMaxPasses>();
+    case 1:
+      return function.template operator()<1>();
+    case 2:
+      return function.template operator()<2>();
+    case 3:
+      return function.template operator()<3>();
+    case 4:
+      return function.template operator()<4>();
+    case 5:
+      return function.template operator()<5>();
+    default:
+      return function.template operator()<RadixDigits::kMaxPasses>();
   }
 }
 

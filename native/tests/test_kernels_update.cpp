@@ -208,7 +208,8 @@ TEST(stochastic_rounding_equals_oracle) {
 }
 
 TEST(stochastic_rounding_is_unbiased) {
-  const float values[] = {1.0003f, -3.14159f, 1000.3f, 0x1.2345p-16f, -0x1.9578p-23f, 0x1.4343p-26f, 65000.7f};
+  const float values[] = {1.0003f,        -3.14159f,     1000.3f, 0x1.2345p-16f,
+                          -0x1.9578p-23f, 0x1.4343p-26f, 65000.7f};
   for (WeightType dtype : {WeightType::kFloat16, WeightType::kBFloat16}) {
     for (float value : values) {
       double sum = 0, low = INFINITY, high = -INFINITY;
