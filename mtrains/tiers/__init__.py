@@ -1,0 +1,1 @@
+"""The storage tiers: the log in LMDB, the catalog, checkpoints and garbage collection."""

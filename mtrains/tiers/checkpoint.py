@@ -1,0 +1,170 @@
+"""The live checkpoint: sweep what is owed, wait for its segments, then one commit of the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from mtrains.tiers.catalog import Catalog, CatalogTransaction
+from mtrains.tiers.catalog_records import (
+    CheckpointRecord,
+    SegmentRecord,
+    StoreState,
+    TableRecord,
+    is_needed,
+    retained,
+)
+from mtrains.tiers.deltas import delta_pieces
+from mtrains.tiers.readers import read_segments
+from mtrains.tiers.records import VALUE_BYTES, Kind, key_of, piece_key
+
+__all__ = [
+    "CheckpointDraft",
+    "begin_incarnation",
+    "change_checkpoints",
+    "commit_checkpoint",
+    "restore_catalog",
+]
+
+# Pieces beyond this are committed ahead of the commit point, under a number that nothing names yet: LMDB
+# keeps what a transaction writes in memory.
+_COMMIT_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointDraft:
+    """A checkpoint that has begun: its record but for the epoch's rows, the caller's bytes, all tables of the
+    store."""
+
+    record: CheckpointRecord
+    extra: bytes
+    tables: tuple[TableRecord, ...]
+
+
+def commit_checkpoint(
+    draft: CheckpointDraft,
+    changes: dict[str, Any],
+    *,
+    catalog: Catalog,
+    state: StoreState,
+    checkpoints: Sequence[CheckpointRecord],
+    stored_tables: Sequence[TableRecord],
+    keep: int,
+) -> tuple[StoreState, list[CheckpointRecord]]:
+    """Commit a checkpoint whose rows are durable; return the new state and checkpoints.
+
+    changes: `Engine.changes(draft.record.epoch)`. Raises: as Catalog.write; the checkpoints are as before
+    then.
+    """
+    record = draft.record
+    head, pieces = delta_pieces(record.number, record.epoch, changes["deltas"])
+    waiting: list[tuple[bytes, bytes]] = []
+    for piece in pieces:
+        waiting.append(piece)
+        if len(waiting) * VALUE_BYTES >= _COMMIT_BYTES:
+            with catalog.write() as transaction:
+                for key, payload in waiting:
+                    transaction.put(key, payload)
+            waiting = []
+    kept = retained([*checkpoints, record], keep)
+    new_state = replace(state, next_checkpoint=record.number + 1)
+    with catalog.write() as transaction:
+        for key, payload in waiting:
+            transaction.put(key, payload)
+        transaction.put(piece_key(Kind.DELTA, record.number, 0), head)
+        for table, stored in zip_longest(range(len(draft.tables)), stored_tables):
+            if table is not None and draft.tables[table] != stored:
+                transaction.put(key_of(Kind.TABLE, table), draft.tables[table].to_bytes())
+        _put_segments(transaction, changes)
+        transaction.put_pieces(Kind.EXTRA, record.number, draft.extra)
+        transaction.put_pieces(Kind.CHECKPOINT, record.number, record.to_bytes())
+        _drop_checkpoints(transaction, {c.number for c in checkpoints} - {c.number for c in kept})
+        transaction.put(key_of(Kind.STATE), new_state.to_bytes())
+    return new_state, kept
+
+
+def change_checkpoints(
+    catalog: Catalog, checkpoints: Sequence[CheckpointRecord], changed: Sequence[CheckpointRecord], keep: int
+) -> list[CheckpointRecord]:
+    """Commit changed marks of checkpoints and drop those that nothing keeps now; return what is left."""
+    by_number = {record.number: record for record in (*checkpoints, *changed)}
+    kept = retained([by_number[number] for number in sorted(by_number)], keep)
+    left = {record.number for record in kept}
+    with catalog.write() as transaction:
+        for record in changed:
+            if record.number in left:
+                transaction.put_pieces(Kind.CHECKPOINT, record.number, record.to_bytes())
+        _drop_checkpoints(transaction, set(by_number) - left)
+    return kept
+
+
+def restore_catalog(
+    catalog: Catalog,
+    state: StoreState,
+    checkpoints: Sequence[CheckpointRecord],
+    target: CheckpointRecord,
+    segments: Sequence[SegmentRecord],
+) -> tuple[StoreState, list[CheckpointRecord]]:
+    """Commit that `target` is the newest checkpoint, and a new incarnation; return the new state and
+    checkpoints."""
+    new_state = replace(state, incarnation=state.incarnation + 1)
+    later = {record.number for record in checkpoints if record.epoch > target.epoch}
+    with catalog.write() as transaction:
+        _drop_checkpoints(transaction, later)
+        for number in later:
+            transaction.delete_pieces(Kind.DELTA, number)
+        for segment in segments:
+            if segment.epoch > target.epoch:
+                transaction.delete(key_of(Kind.SEGMENT, segment.number))
+            elif segment.as_of(target.epoch) != segment:
+                transaction.put(key_of(Kind.SEGMENT, segment.number), segment.as_of(target.epoch).to_bytes())
+        transaction.put(key_of(Kind.STATE), new_state.to_bytes())
+    return new_state, [record for record in checkpoints if record.epoch <= target.epoch]
+
+
+def begin_incarnation(
+    catalog: Catalog, state: StoreState, checkpoints: Sequence[CheckpointRecord]
+) -> StoreState:
+    """Commit a new incarnation at opening; drop pieces of a checkpoint whose commit never came and unneeded
+    segments."""
+    new_state = replace(state, incarnation=state.incarnation + 1)
+    epochs = [record.epoch for record in checkpoints]
+    leftovers = [
+        key for kind in (Kind.DELTA, Kind.EXTRA) for key in catalog.keys(kind, state.next_checkpoint << 24)
+    ]
+    unneeded = [segment for segment in read_segments(catalog) if not is_needed(segment, epochs)]
+    with catalog.write() as transaction:
+        for key in leftovers:
+            transaction.delete(key)
+        for segment in unneeded:
+            transaction.delete(key_of(Kind.SEGMENT, segment.number))
+        transaction.put(key_of(Kind.STATE), new_state.to_bytes())
+    return new_state
+
+
+def _put_segments(transaction: CatalogTransaction, changes: dict[str, Any]) -> None:
+    superseded: dict[int, list[tuple[int, int]]] = {}
+    for number, epoch, rows in np.asarray(changes["superseded"]).reshape(-1, 3).tolist():
+        superseded.setdefault(number, []).append((epoch, rows))
+    for number in changes["removed"]:
+        transaction.delete(key_of(Kind.SEGMENT, int(number)))
+    for segment in changes["segments"]:
+        number = int(segment["number"])
+        record = SegmentRecord(
+            number=number,
+            segment_id=int(segment["id"]),
+            epoch=int(segment["epoch"]),
+            rows=int(segment["rows"]),
+            superseded=tuple(superseded.get(number, ())),
+        )
+        transaction.put(key_of(Kind.SEGMENT, number), record.to_bytes())
+
+
+def _drop_checkpoints(transaction: CatalogTransaction, numbers: set[int]) -> None:
+    for number in numbers:
+        transaction.delete_pieces(Kind.CHECKPOINT, number)
+        transaction.delete_pieces(Kind.EXTRA, number)

@@ -1,0 +1,113 @@
+"""Jobs of the writer thread that concern checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+from mtrains import _native
+from mtrains.tiers.catalog_records import CheckpointRecord
+from mtrains.tiers.checkpoint import CheckpointDraft
+from mtrains.tiers.log_writer import LogWriter
+
+__all__ = ["CallJob", "CheckpointJob", "FlushJob"]
+
+
+class _Phase(Enum):
+    SWEEP = auto()
+    WRITE = auto()
+    COMMIT = auto()
+
+
+class CheckpointJob:
+    """Settle what an epoch owes, wait for its segments, commit. Its checkpoint has begun in the engine."""
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        writer: LogWriter,
+        sweep_rows: int,
+        draft: CheckpointDraft,
+        close_epoch: Callable[[CheckpointDraft], None],
+        commit: Callable[[CheckpointDraft], CheckpointRecord],
+    ) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._sweep_rows = sweep_rows
+        self._draft = draft
+        self._close_epoch = close_epoch
+        self._commit = commit
+        self._phase = _Phase.SWEEP
+        self._record: CheckpointRecord | None = None
+
+    def step(self) -> bool:
+        try:
+            return self._step()
+        except BaseException:
+            self._writer.end_checkpoint(keep=self._phase is not _Phase.SWEEP)
+            raise
+
+    def _step(self) -> bool:
+        epoch = self._draft.record.epoch
+        if self._phase is not _Phase.COMMIT and self._writer.full_error is not None:
+            raise self._writer.full_error
+        if self._phase is _Phase.SWEEP:
+            if self._engine.sweep(self._sweep_rows) == 0:
+                self._phase = _Phase.WRITE
+                self._close_epoch(self._draft)
+            return False
+        if self._phase is _Phase.WRITE:
+            if self._engine.pending_segments(epoch) == 0:
+                self._phase = _Phase.COMMIT
+            return False
+        self._record = self._commit(self._draft)
+        self._writer.end_checkpoint(keep=False)
+        return True
+
+    def result(self) -> CheckpointRecord:
+        assert self._record is not None
+        return self._record
+
+
+class FlushJob:
+    """Append all dirty rows and wait until they are in the container. It closes an epoch without a
+    checkpoint."""
+
+    def __init__(self, engine: _native.Engine, writer: LogWriter, sweep_rows: int) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._sweep_rows = sweep_rows
+        self._epoch: int | None = None
+        self._swept = False
+
+    def step(self) -> bool:
+        if self._writer.full_error is not None:
+            raise self._writer.full_error
+        if not self._swept:
+            # First what a given-up checkpoint left, then what is dirty now.
+            if self._engine.sweep(self._sweep_rows) > 0:
+                return False
+            if self._epoch is None:
+                self._epoch = self._engine.begin_checkpoint()
+                return False
+            self._swept = True
+            self._engine.flush(self._epoch, False)
+        assert self._epoch is not None
+        return self._engine.pending_segments(self._epoch) == 0
+
+    def result(self) -> None:
+        return None
+
+
+class CallJob:
+    """One call on the writer thread."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def step(self) -> bool:
+        self._call()
+        return True
+
+    def result(self) -> None:
+        return None

@@ -1,0 +1,71 @@
+"""Opening LMDB environments the one way that a store uses, and telling their errors apart."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import lmdb
+
+from mtrains.errors import CapacityError, FormatError, MtrainsError, TierIOError
+
+__all__ = ["DATA_FILE", "LMDB_PAGE_BYTES", "environment_error", "is_full", "open_environment"]
+
+DATA_FILE = "data.mdb"
+LMDB_PAGE_BYTES = 4096
+_LIBRARY = (0, 9)  # py-lmdb 3 bundles LMDB 1.0 too, whose pages have another header
+_FORMAT_ERRORS = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError)
+
+
+def open_environment(
+    folder: Path, *, map_size: int, metasync: bool = True, readonly: bool = False, create: bool = False
+) -> lmdb.Environment:
+    """Open an environment of LMDB 0.9 with pages of 4,096 bytes. `readonly` touches no file, not even LMDB's
+    lock.
+
+    Raises: TierIOError, FormatError (not an environment, or one of another library).
+    """
+    if not create and not (folder / DATA_FILE).is_file():
+        raise FormatError(f"{folder / DATA_FILE} is missing; restore it from a backup")
+    try:
+        environment = lmdb.open(
+            str(folder),
+            map_size=map_size,
+            metasync=metasync,
+            readonly=readonly,
+            lock=not readonly,
+            create=create,
+            readahead=False,
+            meminit=False,
+            lib_version=0,
+        )
+    except lmdb.Error as error:
+        raise environment_error(error, f"opening {folder}") from error
+    version, page_bytes = environment.lib_version(), environment.stat()["psize"]
+    if version[:2] != _LIBRARY or page_bytes != LMDB_PAGE_BYTES:
+        environment.close()
+        raise FormatError(
+            f"{folder} needs LMDB 0.9 with pages of {LMDB_PAGE_BYTES} bytes, here is {version} with "
+            f"{page_bytes}"
+        )
+    if not readonly:
+        environment.reader_check()
+    return environment
+
+
+def environment_error(error: lmdb.Error, what: str) -> MtrainsError:
+    """Return the error of mtrains for one of LMDB."""
+    if isinstance(error, lmdb.MapFullError):
+        return CapacityError(f"{what}: the address range reserved for this environment is full")
+    if isinstance(error, _FORMAT_ERRORS):
+        return FormatError(f"{what}: {error}; restore the file from a backup")
+    code = error.code if error.code > 0 else errno.EIO
+    return TierIOError(code, f"{what}: {error}")
+
+
+def is_full(error: BaseException) -> bool:
+    """Return True for errors that go away once there is room: nothing was changed and the call may be
+    repeated."""
+    return isinstance(error, CapacityError) or (
+        isinstance(error, TierIOError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    )

@@ -1,0 +1,79 @@
+"""The lock of a store: one process, one opener."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import ClassVar
+
+from mtrains.errors import StateError, TierIOError
+
+__all__ = ["StoreLock"]
+
+
+class StoreLock:
+    """Exclusive fcntl lock on STORE/lock, held until `release`.
+
+    fcntl and not flock: a lock of flock lives on in a forked DataLoader worker after its parent was killed. A
+    fcntl lock belongs to the process, and closing any descriptor of the file drops it; so openers in one
+    process find each other in a table, before they touch the file.
+    """
+
+    # (device, inode) of lock files that this process holds -> its pid (a forked child inherits the table, not
+    # the locks)
+    _held: ClassVar[dict[tuple[int, int], int]] = {}
+
+    def __init__(self, folder: Path) -> None:
+        """Take the lock. Raises: StateError at once if anyone holds it; TierIOError if the file cannot be
+        opened."""
+        path = folder / "lock"
+        in_use = StateError(
+            f"the store {folder} is open already, in this process or another; close it there first "
+            "(a store has one user at a time)"
+        )
+        try:
+            present = os.stat(path)
+        except FileNotFoundError:
+            present = None
+        if present is not None and self._held.get((present.st_dev, present.st_ino)) == os.getpid():
+            raise in_use
+        self._descriptor = _open_lock_file(path)
+        try:
+            kind = fcntl.LOCK_EX if _writable(self._descriptor) else fcntl.LOCK_SH
+            fcntl.lockf(self._descriptor, kind | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise in_use from None
+            raise TierIOError(error.errno, f"cannot lock {path}") from None
+        status = os.fstat(self._descriptor)
+        self._key = (status.st_dev, status.st_ino)
+        self._pid = os.getpid()
+        self._held[self._key] = self._pid
+
+    def release(self) -> None:
+        """Let the lock go; a second call, or one in a forked child, does nothing."""
+        if self._descriptor < 0 or os.getpid() != self._pid:
+            return
+        self._held.pop(self._key, None)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _open_lock_file(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        failure = error
+    if failure.errno in (errno.EROFS, errno.EACCES):
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            pass
+    raise TierIOError(failure.errno, f"cannot open {path}")
+
+
+def _writable(descriptor: int) -> bool:
+    return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY

@@ -1,0 +1,47 @@
+import numpy as np
+
+from mtrains.tiers.gc import TARGET_LIVE_RATIO, choose_victims
+
+SEGMENT = np.dtype(
+    [
+        ("number", "u4"),
+        ("state", "u1"),
+        ("id", "u8"),
+        ("epoch", "u8"),
+        ("rows", "u4"),
+        ("live", "u4"),
+        ("offset", "u8"),
+    ]
+)
+
+
+def segments(lives, state=2):
+    table = np.zeros(len(lives), SEGMENT)
+    table["number"] = np.arange(1, len(lives) + 1)
+    table["state"] = state
+    table["rows"] = 100
+    table["live"] = lives
+    return table
+
+
+def test_the_emptiest_go_first_until_enough_is_live():
+    assert choose_victims(segments([90, 10, 50, 95]), 1) == [2]
+    assert choose_victims(segments([90, 10, 50, 95]), 4) == [2]
+    assert choose_victims(segments([60, 10, 50, 55]), 4)[:2] == [2, 3]
+
+
+def test_nothing_to_do():
+    assert choose_victims(segments([]), 4) == []
+    assert choose_victims(segments([0, 0]), 4) == []  # dead or held: evacuating frees nothing
+    assert choose_victims(segments([80, 75, 100]), 4) == []
+    assert choose_victims(segments([10, 10], state=1), 4) == []  # on their way to the file
+
+
+def test_live_rows_over_their_segments_stay_above_the_target():
+    random = np.random.default_rng(0)
+    table = segments(random.integers(1, 100, 200))
+    victims = choose_victims(table, 200)
+    live = table["live"].astype(float) / 100
+    kept = np.setdiff1d(np.arange(200), np.array(victims) - 1)
+    packed = len(kept) + live[np.array(victims) - 1].sum()
+    assert live.sum() / packed >= TARGET_LIVE_RATIO - 0.01
