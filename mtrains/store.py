@@ -1,0 +1,439 @@
+"""The store: tables whose rows live in DRAM and in a log on disk, with checkpoints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import torch
+
+from mtrains import _native
+from mtrains.errors import StateError
+from mtrains.specs import TableSpec
+from mtrains.store_stats import StoreStats, collect_stats
+from mtrains.tables import Checkpoint, OptimizerBinding, Table, TableRegistry
+from mtrains.threads import follow_num_threads, get_num_threads
+from mtrains.tiers.catalog_records import CheckpointRecord
+from mtrains.tiers.digest import digest_rows
+from mtrains.tiers.jobs import Ticket
+from mtrains.tiers.session import Session, SessionOptions
+from mtrains.units import parse_bytes
+
+__all__ = ["Checkpoint", "OptimizerBinding", "Store", "StoreStats", "Table"]
+
+IO_ENGINES = ("auto", "uring", "pread", "mmap")
+
+
+class Store:
+    """Rows of embedding tables in DRAM, backed by a log on disk; a context manager.
+
+    One process opens a store at a time. Passes of modules and optimizers may run in several threads, one
+    after another. After kill -9 or power loss a store opens at its last checkpoint. A store is not for forked
+    children (DataLoader workers): every call raises StateError there, and the parent is unharmed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        dram: int | str = "256MiB",
+        hbm: int | str = 0,
+        scm: int | str = 0,
+        ssd: int | str | None = None,
+        seed: int | None = None,
+        budgets: object = None,
+        plan: object = None,
+        read_only: bool = False,
+        io_engine: str = "auto",
+        keep: int = 2,
+        distributed: object = None,
+        on_optimizer_change: Literal["error", "reset"] = "error",
+    ) -> None:
+        """Open the store at `path`, or create it; its parent folder must exist.
+
+        Args:
+            path: None is a private temporary store, gone when it is closed.
+            dram: bytes for rows in memory, as a number or "256MiB". Tables that fit are wholly resident.
+            ssd: hard limit of the disk bytes of all files of the store; None is no limit.
+            seed: of initial values; None takes torch.initial_seed() for a new store. A store keeps its seed
+            for life.
+            io_engine: "uring", "pread", "mmap", or "auto", the first of these that works here.
+            keep: checkpoints that are kept, the last ones, beside those that a state_dict holds.
+            on_optimizer_change: what attaching another kind of optimizer to a table does: "error", or "reset"
+            its state.
+        Raises:
+            StateError: open elsewhere, another seed, or `path` cannot be a store. FormatError: damaged, or of
+            another version. CapacityError: `ssd` is too small. TierIOError: the disk failed.
+            NotImplementedError: an option that this version does not have.
+        """
+        self._session: Session | None = None
+        _refuse_later_options(
+            hbm=parse_bytes(hbm),
+            scm=parse_bytes(scm),
+            budgets=budgets,
+            plan=plan,
+            read_only=read_only,
+            distributed=distributed,
+        )
+        options = SessionOptions(
+            seed=_checked_seed(seed),
+            dram_bytes=parse_bytes(dram),
+            cap_bytes=None if ssd is None else parse_bytes(ssd),
+            io_engine=_one_of("io_engine", io_engine, IO_ENGINES),
+            num_threads=get_num_threads(),
+            keep=_checked_keep(keep),
+        )
+        self._reset_optimizers = (
+            _one_of("on_optimizer_change", on_optimizer_change, ("error", "reset")) == "reset"
+        )
+        self._pid = os.getpid()
+        self.path = None if path is None else Path(path)
+        folder = Path(tempfile.mkdtemp(prefix="mtrains-")) if self.path is None else self.path
+        temporary = folder if self.path is None else None
+        try:
+            session = Session(folder, options)
+        except BaseException:
+            if temporary is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        self._finalizer = weakref.finalize(self, _close_session, session, temporary)
+        if seed is not None and session.state.seed != seed:
+            self._finalizer()
+            raise StateError(
+                f"the store {folder} has seed {session.state.seed}, not {seed}; leave seed out, or "
+                "create another store"
+            )
+        self._session = session
+        self._lock = threading.RLock()  # one checkpoint, flush, restore, release or close at a time
+        self._running: Ticket[CheckpointRecord] | None = None
+        self._registry = TableRegistry(self, session)
+        self._stored_versions = self._registry.versions()
+        self.generation = 0  # +1 at every restore
+        follow_num_threads(self)
+
+    # --- what it is
+
+    @property
+    def uuid(self) -> str:
+        """Identity of the store, for life."""
+        return self._open().state.uuid
+
+    @property
+    def seed(self) -> int:
+        """Seed of initial values, for life."""
+        return self._open().state.seed
+
+    @property
+    def read_only(self) -> bool:
+        """False: this version opens stores to write."""
+        return False
+
+    @property
+    def io_engine(self) -> str:
+        """The effective engine of log reads: "uring", "pread" or "mmap"."""
+        return self._open().io_engine
+
+    @property
+    def engine(self) -> _native.Engine:
+        """The native engine; valid until restore() or close()."""
+        return self._open().engine
+
+    def check_open(self) -> None:
+        """Raises: StateError in a forked child, after close(), and after a failed write (it names the first
+        error)."""
+        session = self._open()
+        if session.writer.error is not None:
+            raise session.writer.final_error()
+
+    # --- tables
+
+    def add_table(self, spec: TableSpec) -> Table:
+        """Return the table of this specification: the stored one, or a new one, which the next checkpoint
+        stores.
+
+        Raises: StateError if a table of this name has another shape, dtype, init, padding_idx or mode.
+        """
+        with self._lock:
+            self.check_open()
+            return self._registry.add(spec)
+
+    def tables(self) -> list[Table]:
+        """Return all tables of the store, also those that no module uses yet, in order of their creation."""
+        self._open()
+        return list(self._registry.tables)
+
+    def next_name(self) -> str:
+        """Return a free name "table_0", "table_1", ... Raises: ValueError unless the store is temporary."""
+        if self.path is not None:
+            raise ValueError(
+                f"a table in the store {self.path} needs a name: give name=, by which it is found again"
+            )
+        return self._registry.next_name()
+
+    def bind_optimizer(
+        self, table: Table, kind: str, fields: tuple[tuple[str, int], ...], initial_state: float
+    ) -> OptimizerBinding:
+        """Give a table's rows the state of an optimizer; of the same kind as before, they keep it.
+
+        Args:
+            fields: name and float32 values a row of each state. initial_state: of every value of untouched
+            rows.
+        Raises: StateError naming both kinds, if the table has another's state and on_optimizer_change is
+        "error".
+        """
+        with self._lock:
+            self.check_open()
+            return self._registry.bind(table, kind, fields, initial_state, reset=self._reset_optimizers)
+
+    # --- checkpoints
+
+    def checkpoint(
+        self, tag: str | int, *, step: int | None = None, extra: bytes | None = None, wait: bool = True
+    ) -> None:
+        """Commit the present rows, optimizer states and counters of all tables, with the caller's `step` and
+        `extra`.
+
+        Call it between steps. Other threads may train while it waits; what they change is not in it. A tag
+        that was used before moves to the new checkpoint. `wait=False` returns once the moment is fixed; an
+        error then comes up at the next checkpoint, flush, restore or close.
+        Raises: CapacityError or TierIOError (no room): the rows stay, try again after making room.
+        StateError.
+        """
+        _check_tag(tag)
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+            raise TypeError(f"step must be an int, got {type(step).__name__}")
+        if extra is not None and not isinstance(extra, (bytes, bytearray, memoryview)):
+            raise TypeError(f"extra must be bytes, got {type(extra).__name__}")
+        with self._lock:
+            self.check_open()
+            self._settle()
+            self._begin(tag, step, bytes(extra or b""), pinned=False)
+            if wait:
+                self._settle()
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the committed checkpoints, oldest first. The tag of one that a state_dict made is None."""
+        session = self._open()
+        return [self._public(record) for record in session.checkpoints]
+
+    def restore(self, tag: str | int) -> None:
+        """Go back to a checkpoint, by tag or epoch: rows, states and counters exactly; later checkpoints are
+        dropped.
+
+        A checkpoint that is still being written is waited for. Raises: StateError naming the tags if there is
+        none such.
+        """
+        with self._lock:
+            self.check_open()
+            self._settle()
+            target = self._find(tag)
+            session = self._open()
+            session.restore(target)
+            self._registry.restored()
+            self._stored_versions = self._registry.versions()
+            self.generation += 1
+            session.engine.set_num_threads(get_num_threads())
+
+    def release(self, tag: str | int) -> None:
+        """Let go of a checkpoint, by tag, or of the one that a state_dict holds, by epoch; the newest stays
+        until the next.
+
+        Raises: StateError naming the tags if there is none such.
+        """
+        with self._lock:
+            self.check_open()
+            self._settle()
+            self._registry.release(self._find(tag), by_tag=tag).wait()
+
+    def hold_epoch(self) -> int:
+        """Return the epoch of a checkpoint with the present rows, which is kept until `release(epoch)`.
+
+        Commits one if anything changed since the last.
+        """
+        with self._lock:
+            self.check_open()
+            self._settle()
+            session = self._open()
+            if self._changed() or self._registry.has_unstored():
+                self._begin(None, None, b"", pinned=True)
+                self._settle()
+            elif not session.checkpoints[-1].pinned:
+                self._registry.pin(session.checkpoints[-1]).wait()
+            return session.checkpoints[-1].epoch
+
+    def flush(self) -> None:
+        """Append all changed rows to the log and wait until they are written. It is no checkpoint.
+
+        Raises: CapacityError or TierIOError if there is no room; rows stay in memory then.
+        """
+        with self._lock:
+            self.check_open()
+            self._settle()
+            self._open().flush().wait()
+
+    # --- reading
+
+    def digest(self) -> str:
+        """Return the SHA-256 of every touched row and its state, by table name and row id
+        (docs/exactness.md).
+
+        Two stores with equal digests hold the same bits. It depends on no cache, tier or history.
+        """
+        with self._lock:
+            self.check_open()
+            return digest_rows(self.engine, self._registry.digest_tables())
+
+    def stats(self) -> StoreStats:
+        """Return counters since the store was opened, and its present sizes, taken in one call."""
+        return collect_stats(self._open())
+
+    # --- the end
+
+    def close(self) -> None:
+        """Close the store; a second call does nothing. Rows changed since the last checkpoint are gone.
+
+        A running checkpoint is waited for; its error is raised after everything was closed.
+        """
+        if os.getpid() != self._pid or self._session is None:
+            return
+        with self._lock:
+            session = self._session
+            if session is None:
+                return
+            try:
+                if session.writer.error is None:
+                    self._settle()
+                    if self.path is not None and self._changed():
+                        print(
+                            f"mtrains: store {self.path}: rows changed since the last checkpoint are gone; "
+                            "call store.checkpoint() before close() to keep them",
+                            file=sys.stderr,
+                        )
+            finally:
+                self._session = None
+                follow_num_threads(self, follow=False)
+                self._finalizer()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._session is None else "open"
+        return f"Store({str(self.path) if self.path else 'temporary'!r}, {state})"
+
+    # --- inside
+
+    def _open(self) -> Session:
+        if os.getpid() != self._pid:
+            raise StateError(
+                "this store was opened in the parent process and cannot be used in a forked child; "
+                "look rows up in the "
+                "parent only (DataLoader workers should yield ids)"
+            )
+        if self._session is None:
+            raise StateError("the store is closed")
+        return self._session
+
+    def _begin(self, tag: str | int | None, step: int | None, extra: bytes, *, pinned: bool) -> None:
+        session = self._open()
+        versions = self._registry.versions()
+        cuts = self._registry.cuts()
+        self._running = session.begin_checkpoint(tag=tag, step=step, extra=extra, pinned=pinned, cuts=cuts)
+        self._begun_versions = versions
+
+    def _settle(self) -> None:
+        """Wait for the running checkpoint, if there is one; raise its error, once."""
+        ticket = self._running
+        if ticket is None:
+            return
+        try:
+            ticket.wait()
+            self._stored_versions = self._begun_versions
+        finally:
+            if ticket.done:
+                self._running = None
+
+    def _changed(self) -> bool:
+        return self._registry.versions() != self._stored_versions
+
+    def _find(self, tag: str | int) -> CheckpointRecord:
+        _check_tag(tag)
+        records = self._open().checkpoints
+        for matches in (_has_tag(tag), lambda record: type(tag) is int and record.epoch == tag):
+            for record in reversed(records):
+                if matches(record):
+                    return record
+        tags = ", ".join(repr(record.tag) for record in records if record.tag is not None) or "none"
+        raise StateError(f"there is no checkpoint {tag!r}; the tags are: {tags}")
+
+    def _public(self, record: CheckpointRecord) -> Checkpoint:
+        def read_extra() -> bytes:
+            return self._open().read_extra(record)
+
+        return Checkpoint(
+            tag=record.tag,
+            epoch=record.epoch,
+            step=record.step,
+            created=record.created,
+            pinned=record.pinned,
+            read_extra=read_extra,
+        )
+
+
+def _has_tag(tag: str | int) -> Callable[[CheckpointRecord], bool]:
+    return lambda record: type(record.tag) is type(tag) and record.tag == tag
+
+
+def _close_session(session: Session, temporary: Path | None) -> None:
+    if os.getpid() != session.pid:
+        session.abandon()
+        return
+    session.close()
+    if temporary is not None:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _refuse_later_options(**given: object) -> None:
+    for name, value in given.items():
+        if value not in (0, None, False):
+            raise NotImplementedError(f"Store({name}={value!r}): this version has no {name}; leave it out")
+
+
+def _checked_seed(seed: int | None) -> int:
+    if seed is None:
+        return torch.initial_seed()
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {type(seed).__name__}")
+    return seed
+
+
+def _checked_keep(keep: int) -> int:
+    if isinstance(keep, bool) or not isinstance(keep, int):
+        raise TypeError(f"keep must be an int, got {type(keep).__name__}")
+    if keep < 1:
+        raise ValueError(f"keep must be >= 1, got {keep}")
+    return keep
+
+
+def _check_tag(tag: object) -> None:
+    if isinstance(tag, bool) or not isinstance(tag, (str, int)):
+        raise TypeError(f"a tag is a str or an int, got {type(tag).__name__}")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value

@@ -1,0 +1,87 @@
+"""What a store did and what it holds, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mtrains import _native
+from mtrains.tiers.gc import disk_use
+from mtrains.tiers.session import Session
+
+__all__ = ["StoreStats", "collect_stats"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreStats:
+    """Counters since the store was opened, and present sizes. Rates are differences of two.
+
+    tiers: "dram" and "ssd", each with its counters: hits, new (first touches), fetches, evictions,
+    dirty_evictions; rows_read, block_reads, bytes_read, rows_appended, bytes_appended, gc_rows,
+    bytes_written, segments_deleted, ...
+    seconds: where time went: compute, io_wait (reads of the log), write_back (waits for room in the log),
+    writing (the writer thread's commits), ... io_engine: the effective one; refused_engines: which others
+    were refused, and why.
+    emulated: tiers that stand in for a device that is not there. write_amplification: bytes written over
+    bytes of rows that training appended. live_bytes: of segments' rows that are current; held_bytes: that
+    only checkpoints need; dead_bytes: of neither; the three by share of rows. disk_bytes: allocated for all
+    files.
+    """
+
+    tiers: Mapping[str, Mapping[str, float]]
+    seconds: Mapping[str, float]
+    io_engine: str
+    refused_engines: str
+    emulated: tuple[str, ...]
+    checkpoints: int
+    folded_pages: int
+    write_amplification: float
+    live_bytes: int
+    held_bytes: int
+    dead_bytes: int
+    disk_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain values for JSON."""
+        return asdict(self)
+
+
+def collect_stats(session: Session) -> StoreStats:
+    """Return the statistics of an open session."""
+    engine, writer = session.engine, session.writer_counters()
+    counters = engine.stats()
+    # Counters of engines that restores ended are part of the sum since opening.
+    for tier, values in session.engine_counters_before.items():
+        for name, value in values.items():
+            if name not in _PRESENT_SIZES:
+                counters[tier][name] += value
+    written = writer.segments_written * _native.SEGMENT_BYTES
+    ssd: dict[str, float] = {
+        **counters["ssd"],
+        "segments_written": writer.segments_written,
+        "segments_deleted": writer.segments_deleted,
+        "segments_evacuated": writer.segments_evacuated,
+        "commits": writer.commits,
+        "bytes_written": written,
+    }
+    user_rows = ssd["rows_appended"] - ssd["gc_rows"]
+    user_bytes = ssd["bytes_appended"] * user_rows / ssd["rows_appended"] if ssd["rows_appended"] else 0.0
+    use = disk_use(engine.segments(), session.held_rows())
+    return StoreStats(
+        tiers={"dram": counters["dram"], "ssd": ssd},
+        seconds={**counters["time"], "writing": writer.write_seconds},
+        io_engine=session.io_engine,
+        refused_engines=engine.refused_engines(),
+        emulated=(),
+        checkpoints=session.checkpoint_count,
+        folded_pages=session.folded_pages,
+        write_amplification=written / user_bytes if user_bytes else 0.0,
+        live_bytes=use.live_bytes,
+        held_bytes=use.held_bytes,
+        dead_bytes=use.dead_bytes,
+        disk_bytes=session.budget.allocated_bytes(),
+    )
+
+
+_PRESENT_SIZES = frozenset({"slots", "used_slots", "used_bytes", "dirty_rows"})
