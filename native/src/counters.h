@@ -15,9 +15,8 @@ static constexpr std::uint32_t kPhiloxWeyl0 = 0x9E3779B9u;
 static constexpr std::uint32_t kPhiloxWeyl1 = 0xBB67AE85u;
 static constexpr int kPhiloxRounds = 10;
 
-// Column d of a rounding takes word (d / 16) % 4 of counter block (d / 64) * 16 + d % 16: sixteen lanes give
-// four vectors of sixteen columns without a transposition.
+// The high 64 bits of a rounding: the domain bit, 38 bits of update count, 25 of counter block.
 static constexpr std::uint64_t kRoundingDomain = std::uint64_t{1} << 63;
-static constexpr int kRoundingBlockBits = 25;  // below them 38 bits of update count
+static constexpr int kRoundingBlockBits = 25;
 
 }  // namespace mtrains

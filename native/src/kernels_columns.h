@@ -6,8 +6,8 @@
 namespace mtrains {
 namespace {
 
-// Whole blocks that one piece may have: 8 registers of accumulators, 4 KiB of rows for 32 lines in flight.
-constexpr std::uint32_t kMaxBlocks = kWidth / 2;
+// Whole blocks that one piece may have: 8 vectors of accumulators, or 16 where a vector is 4 floats.
+constexpr std::uint32_t kMaxBlocks = kWidth == 16 ? 8 : 4;
 
 // Columns [begin, begin + 16 * blocks + tail) of a row; tail < 16.
 struct Columns {

@@ -5,6 +5,7 @@
 #include "kernels_optimizer.h"
 #include "kernels_pool.h"
 #include "kernels_update.h"
+#include "philox_lanes.h"
 
 namespace mtrains {
 namespace {
@@ -31,7 +32,8 @@ void update_rows_by(const UpdateTask& task, const RecordShape& shape, const Upda
     fold(task.source, shape.dim, begin, end, scratch.gradients, padded);
     for (std::uint64_t u = begin; u < end; ++u) {
       std::byte* record = task.records + task.slots[u] * shape.stride;
-      if constexpr (W::kRounds) fill_words(task, task.rows[u], shape.dim, scratch.words);
+      if constexpr (W::kRounds)
+        fill_rounding_words(task.rounding_key, task.update_count, task.rows[u], shape.dim, scratch.words);
       const RowStep row{task,
                         shape.dim,
                         record,

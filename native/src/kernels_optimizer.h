@@ -1,7 +1,6 @@
 // One optimizer step of one row, given its gradient. Part of kernels_impl.h.
 #pragma once
 
-#include "counters.h"
 #include "kernel_table.h"
 #include "kernels_vector.h"
 
@@ -133,42 +132,6 @@ MTRAINS_INLINE void adjust_gradient(const RowStep& row) {
     if (l2) g = g + weight_decay * W::load(row.weights + W::kSize * d, n);
     store(row.gradient + d, g, n);
   });
-}
-
-// 32-bit products of all lanes: low and high words.
-MTRAINS_INLINE void multiply_wide(VecU a, std::uint32_t factor, VecU& low, VecU& high) {
-  const VecL factors = VecL{} + factor;
-  const VecL even = multiply_even((VecL)a, factors);
-  const VecL odd = multiply_even((VecL)a >> 32, factors);
-  low = (VecU)((even & 0xffffffffu) | (odd << 32));
-  high = (VecU)((even >> 32) | (odd & ~(VecL{} + 0xffffffffu)));
-}
-
-// The words of rounding_words() for one row, sixteen counters at a time.
-MTRAINS_INLINE void fill_words(const UpdateTask& task, std::uint64_t row, std::uint32_t dim,
-                               std::uint32_t* out) {
-  for (std::uint32_t group = 0; group < dim; group += 64) {
-    const std::uint64_t high = kRoundingDomain | (task.update_count << kRoundingBlockBits);
-    for (int part = 0; part < kParts; ++part) {
-      VecU c0 = VecU{} + (std::uint32_t)row, c1 = VecU{} + (std::uint32_t)(row >> 32);
-      VecU c2, c3 = VecU{} + (std::uint32_t)(high >> 32);
-      for (int i = 0; i < kWidth; ++i) c2[i] = ((std::uint32_t)high | (group / 4 + part * kWidth + i));
-      std::uint32_t k0 = (std::uint32_t)task.rounding_key, k1 = (std::uint32_t)(task.rounding_key >> 32);
-      for (int round = 0; round < kPhiloxRounds; ++round) {
-        VecU low0, high0, low1, high1;
-        multiply_wide(c0, kPhiloxMultiplier0, low0, high0);
-        multiply_wide(c2, kPhiloxMultiplier1, low1, high1);
-        c0 = high1 ^ c1 ^ k0;
-        c1 = low1;
-        c2 = high0 ^ c3 ^ k1;
-        c3 = low0;
-        k0 += kPhiloxWeyl0;
-        k1 += kPhiloxWeyl1;
-      }
-      const VecU words[4] = {c0, c1, c2, c3};
-      for (int i = 0; i < 4; ++i) *(VecUMemory*)(out + group + 16 * i + part * kWidth) = words[i];
-    }
-  }
 }
 
 }  // namespace

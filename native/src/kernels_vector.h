@@ -169,8 +169,15 @@ struct Float32 {
   }
 };
 
-// float16 bits in the low halves -> float32, exact; a signalling NaN becomes quiet.
-MTRAINS_INLINE VecF widen_float16(VecU h) {
+// float16 -> float32, exact, so that the instruction and the integer code agree; a signalling NaN becomes
+// quiet.
+MTRAINS_INLINE VecF widen_float16(VecH half) {
+#if MTRAINS_VECTOR_WIDTH == 16
+  return (VecF)_mm512_maskz_cvtph_ps(0xffff, (__m256i)half);
+#elif MTRAINS_VECTOR_WIDTH == 8 && defined(__F16C__)
+  return (VecF)_mm256_cvtph_ps((__m128i)half);
+#else
+  const VecU h = __builtin_convertvector(half, VecU);
   const VecU sign = (h & 0x8000u) << 16;
   const VecU magnitude = h & 0x7fffu;
   const VecU normal = (magnitude << 13) + (112u << 23);
@@ -178,10 +185,11 @@ MTRAINS_INLINE VecF widen_float16(VecU h) {
   const VecU special = select(magnitude > 0x7c00u, (magnitude << 13) | 0x7fc00000u, VecU{} + 0x7f800000u);
   const VecU finite = select(magnitude < 0x400u, subnormal, normal);
   return (VecF)(sign | select(magnitude >= 0x7c00u, special, finite));
+#endif
 }
 
-MTRAINS_INLINE VecF widen_bfloat16(VecU h) {
-  const VecU bits = h << 16;
+MTRAINS_INLINE VecF widen_bfloat16(VecH half) {
+  const VecU bits = __builtin_convertvector(half, VecU) << 16;
   return (VecF)select((bits & 0x7fffffffu) > 0x7f800000u, bits | 0x400000u, bits);
 }
 
@@ -218,15 +226,14 @@ MTRAINS_INLINE VecU round_bfloat16(VecF x, VecU words) {
   return ((bits >> 16) & 0x8000u) | select(magnitude >= 0x7f800000u, special, bounded);
 }
 
-template <VecF (*kWiden)(VecU), VecU (*kRound)(VecF, VecU)>
+template <VecF (*kWiden)(VecH), VecU (*kRound)(VecF, VecU)>
 struct SixteenBit {
   static constexpr bool kRounds = true;
   static constexpr std::size_t kSize = 2;
   MTRAINS_INLINE static Block load(const std::byte* p) {
     Block out;
     for (int i = 0; i < kParts; ++i) {
-      const VecH half = *(const VecHMemory*)(p + 2 * kWidth * i);
-      out.part[i] = kWiden(__builtin_convertvector(half, VecU));
+      out.part[i] = kWiden(*(const VecHMemory*)(p + 2 * kWidth * i));
     }
     return out;
   }

@@ -1,5 +1,11 @@
 #include "mtrains/thread_pool.h"
 
+#include <chrono>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "float_mode.h"
 
 namespace mtrains {
@@ -26,9 +32,12 @@ void ThreadPool::run(std::size_t num_tasks, const std::function<void(std::size_t
   num_tasks_ = num_tasks;
   next_task_ = 0;
   unfinished_ = num_tasks;
+  is_finished_.store(false, std::memory_order_relaxed);
+  has_tasks_.store(true, std::memory_order_relaxed);
   lock.unlock();
   wake_.notify_all();
   drain();
+  spin_until(is_finished_);
   lock.lock();
   done_.wait(lock, [this] { return unfinished_ == 0; });
   task_ = nullptr;
@@ -39,23 +48,36 @@ void ThreadPool::drain() {
   std::unique_lock lock(mutex_);
   while (next_task_ < num_tasks_) {
     const std::size_t i = next_task_++;
+    if (next_task_ == num_tasks_) has_tasks_.store(false, std::memory_order_relaxed);
     const std::function<void(std::size_t)>* task = task_;
     lock.unlock();
     (*task)(i);
     lock.lock();
-    if (--unfinished_ == 0) done_.notify_one();
+    if (--unfinished_ > 0) continue;
+    is_finished_.store(true, std::memory_order_relaxed);
+    done_.notify_one();
   }
 }
 
 void ThreadPool::work() {
   const FloatMode mode;
-  std::unique_lock lock(mutex_);
   while (true) {
+    spin_until(has_tasks_);
+    std::unique_lock lock(mutex_);
     wake_.wait(lock, [this] { return stopping_ || next_task_ < num_tasks_; });
     if (stopping_) return;
     lock.unlock();
     drain();
-    lock.lock();
+  }
+}
+
+void ThreadPool::spin_until(const std::atomic<bool>& flag) {
+  constexpr auto kSpinTime = std::chrono::microseconds(20);
+  const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+  while (!flag.load(std::memory_order_relaxed) && std::chrono::steady_clock::now() < deadline) {
+#if defined(__SSE2__)
+    _mm_pause();
+#endif
   }
 }
 

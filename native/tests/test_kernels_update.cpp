@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "kernel_cases.h"
+#include "mtrains/thread_pool.h"
 #include "reference_kernels.h"
 
 using namespace mtrains;
@@ -68,6 +69,32 @@ TEST(updates_by_ranges_change_no_bit) {
     update_rows(task);
     CHECK(whole.storage == split.storage);
   });
+}
+
+TEST(a_step_on_threads_changes_no_bit) {
+  const RecordLayout layout{WeightType::kFloat16, 130, 1};
+  Case alone(layout, 14), shared(layout, 14);
+  std::vector<float> out_alone, out_shared, counts;
+  std::vector<std::int64_t> argmax;
+  pool(alone.pool_task(PoolMode::kMean, out_alone, argmax, counts));
+  update_rows(alone.update_task(Optimizer::kRowWiseAdagrad));
+  const PoolTask forward = shared.pool_task(PoolMode::kMean, out_shared, argmax, counts);
+  const UpdateTask step = shared.update_task(Optimizer::kRowWiseAdagrad);
+  ThreadPool threads(3);
+  threads.run(Case::kBags, [&](std::size_t i) {
+    PoolTask task = forward;
+    task.bag_begin = i;
+    task.bag_end = i + 1;
+    pool(task);
+  });
+  threads.run(step.unique_end, [&](std::size_t i) {
+    UpdateTask task = step;
+    task.unique_begin = i;
+    task.unique_end = i + 1;
+    update_rows(task);
+  });
+  CHECK(cases::same_bits(out_alone, out_shared));
+  CHECK(alone.storage == shared.storage);
 }
 
 TEST(row_sums_equal_oracle) {

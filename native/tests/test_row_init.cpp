@@ -197,9 +197,13 @@ TEST(rounding_words_differ_by_everything) {
     const std::vector<std::uint32_t> part = draw(1, 2, 3, dim);
     CHECK(std::equal(part.begin(), part.end(), whole.begin()));
   }
-  std::uint32_t initial[4];
-  Philox{1}(3, 0, initial);
-  CHECK(seen.count(initial[0]) == 0);
+  for (std::uint32_t d = 0; d < 300; ++d) {
+    std::uint32_t block[4], initial[4];
+    Philox{1}(3, std::uint64_t{1} << 63 | std::uint64_t{2} << 25 | (d / 64 * 16 + d % 16), block);
+    CHECK_EQ(whole[d], block[d / 16 % 4]);
+    Philox{1}(3, d, initial);
+    CHECK(seen.count(initial[0]) == 0);
+  }
 }
 
 TEST_MAIN()
