@@ -1,0 +1,394 @@
+"""TieredEmbeddingBag and TieredEmbedding: nn.EmbeddingBag and nn.Embedding over a table of a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from mtrains.init import Init
+from mtrains.lookup import Bags, PooledLookup, outside_graphs
+from mtrains.specs import TableSpec
+from mtrains.store import Store
+from mtrains.tiered_table import TieredTable
+
+__all__ = ["TieredEmbedding", "TieredEmbeddingBag"]
+
+
+class _LookupModule(TieredTable):
+    """A table and the PooledLookup of its weight."""
+
+    # Accepted for nn.EmbeddingBag's signature. Gradients never have N rows, so `sparse` says nothing.
+    max_norm: float | None
+    norm_type: float
+    scale_grad_by_freq: bool
+    sparse: bool
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        store: Store,
+        *,
+        max_norm: float | None,
+        norm_type: float,
+        scale_grad_by_freq: bool,
+        sparse: bool,
+        weight: torch.Tensor | None,
+    ) -> None:
+        super().__init__(spec, store)
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.sparse = sparse
+        self._lookup: PooledLookup | None = None
+        self._lookup_weight: object = None
+        if weight is not None:
+            self.write_dense(weight)
+
+    def _look_up(self, bags: Bags) -> torch.Tensor:
+        weight = self._parameters["weight"]  # as self.weight, 1 us faster
+        if weight is not self._lookup_weight or self._lookup is None:
+            self._lookup = PooledLookup([self.checked_weight(weight)], [self.table.spec.mode])
+            self._lookup_weight = weight
+        return self._lookup(bags)
+
+
+class TieredEmbeddingBag(_LookupModule):
+    """nn.EmbeddingBag whose rows live in a store, across tiers; the same arguments, order and defaults.
+
+    Different on purpose: an index out of range is an IndexError that changed nothing; a (B, 0) input gives B zero
+    rows; with include_last_offset, offsets[-1] must be the number of indices; max works with sparse=True. `sparse`
+    has no effect: gradients never have num_embeddings rows. max_norm, scale_grad_by_freq and devices other than the
+    CPU are refused.
+
+    Args:
+        store: where the rows live; by default a private temporary Store of this module alone, deleted with it.
+        name: the table's name in the store; required unless the store is temporary.
+        init: initial values (mtrains.init); by default normal(0, 1) as nn.EmbeddingBag, from the store's seed.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        _weight: torch.Tensor | None = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        store: Store | None = None,
+        name: str | None = None,
+        init: Init | None = None,
+    ) -> None:
+        _check_supported(max_norm, scale_grad_by_freq, device, _weight, init)
+        store = Store() if store is None else store
+        spec = TableSpec(
+            store.next_name() if name is None else name,
+            num_embeddings,
+            embedding_dim,
+            mode=mode,
+            init=init,
+            dtype=_dtype(dtype, _weight),
+            padding_idx=padding_idx,
+        )
+        super().__init__(
+            spec,
+            store,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            sparse=sparse,
+            weight=_weight,
+        )
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        weight: torch.Tensor,
+        freeze: bool = True,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        *,
+        store: Store | None = None,
+        name: str | None = None,
+    ) -> TieredEmbeddingBag:
+        """Return a module with these rows, copied in chunks; frozen by default, as nn.EmbeddingBag's."""
+        num_embeddings, embedding_dim = _matrix_shape(weight)
+        module = cls(
+            num_embeddings,
+            embedding_dim,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            weight,
+            include_last_offset,
+            padding_idx,
+            store=store,
+            name=name,
+        )
+        module.weight.requires_grad_(not freeze)
+        return module
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the pooled rows [B, D], of the table's dtype.
+
+        Args:
+            input: int32 or int64; [n] with offsets, or [B, n/B] without. Not kept.
+            offsets: int32 or int64[B], where bags begin, from 0 on, not decreasing; one more with include_last_offset.
+            per_sample_weights: floating, shaped as input; mode "sum" only.
+        Raises:
+            IndexError: an index is out of range. ValueError: offsets or shapes do not fit. TypeError: other dtypes.
+        """
+        if torch.compiler.is_compiling():
+            return _forward_bag_outside_graphs(self, input, offsets, per_sample_weights)
+        return self._look_up(self._bags(input, offsets, per_sample_weights))
+
+    def _bags(
+        self, input: torch.Tensor, offsets: torch.Tensor | None, per_sample_weights: torch.Tensor | None
+    ) -> Bags:
+        indices = check_indices(input, "input")
+        num_bags = bag_size = 0
+        if indices.ndim == 2:
+            if offsets is not None:
+                raise ValueError("if input is 2-D, offsets must be None, as each row of input is a bag")
+            num_bags, bag_size = indices.shape
+        elif indices.ndim == 1:
+            if offsets is None:
+                raise ValueError("if input is 1-D, offsets must be given")
+            offsets = check_indices(offsets, "offsets")
+            if offsets.ndim != 1:
+                raise ValueError(f"offsets must be 1-D, got {offsets.ndim}-D")
+            num_bags = len(offsets) - self.include_last_offset
+            if num_bags < 0:
+                raise ValueError("with include_last_offset, offsets must have at least one element, got none")
+            if num_bags == 0 and len(indices):
+                raise ValueError(f"offsets name no bag for the {len(indices)} indices from position 0 on")
+        else:
+            raise ValueError(f"input must be 1-D or 2-D, got {indices.ndim}-D")
+        if per_sample_weights is not None:
+            check_per_sample_weights(per_sample_weights, input, self.mode)
+        return Bags(indices, offsets, self.include_last_offset, num_bags, bag_size, per_sample_weights)
+
+    def to_dense(self) -> nn.EmbeddingBag:
+        """Return an nn.EmbeddingBag with the same rows, all in memory."""
+        return nn.EmbeddingBag(
+            self.num_embeddings,
+            self.embedding_dim,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.mode,
+            self.sparse,
+            self.read_dense(),
+            self.include_last_offset,
+            self.padding_idx,
+        )
+
+
+class TieredEmbedding(_LookupModule):
+    """nn.Embedding whose rows live in a store, across tiers; the same arguments, order and defaults.
+
+    The row of padding_idx reads as zeros and stays so: writing another value into it is refused. Otherwise as
+    TieredEmbeddingBag, which says what `store`, `name` and `init` are.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: torch.Tensor | None = None,
+        _freeze: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        store: Store | None = None,
+        name: str | None = None,
+        init: Init | None = None,
+    ) -> None:
+        _check_supported(max_norm, scale_grad_by_freq, device, _weight, init)
+        store = Store() if store is None else store
+        spec = TableSpec(
+            store.next_name() if name is None else name,
+            num_embeddings,
+            embedding_dim,
+            init=init,
+            dtype=_dtype(dtype, _weight),
+            padding_idx=padding_idx,
+        )
+        super().__init__(
+            spec,
+            store,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            scale_grad_by_freq=scale_grad_by_freq,
+            sparse=sparse,
+            weight=_weight,
+        )
+        if _freeze:
+            self.weight.requires_grad_(False)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        weight: torch.Tensor,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        *,
+        store: Store | None = None,
+        name: str | None = None,
+    ) -> TieredEmbedding:
+        """Return a module with these rows, copied in chunks; frozen by default, as nn.Embedding's."""
+        num_embeddings, embedding_dim = _matrix_shape(weight)
+        return cls(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            weight,
+            freeze,
+            store=store,
+            name=name,
+        )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the rows of `input` (int32 or int64, any shape): [*input.shape, D], of the table's dtype."""
+        if torch.compiler.is_compiling():
+            return _forward_outside_graphs(self, input)
+        return self._forward(input)
+
+    def _forward(self, input: torch.Tensor) -> torch.Tensor:
+        indices = check_indices(input, "input")
+        rows = self._look_up(Bags(indices, None, False, indices.numel(), 1, None))
+        return rows.view(*input.shape, rows.shape[1])
+
+    def to_dense(self) -> nn.Embedding:
+        """Return an nn.Embedding with the same rows, all in memory."""
+        return nn.Embedding(
+            self.num_embeddings,
+            self.embedding_dim,
+            self.padding_idx,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.sparse,
+            self.read_dense(),
+        )
+
+    def _check_written(self, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+        super()._check_written(rows, values)
+        if self.padding_idx is not None and values[rows == self.padding_idx].any():
+            raise ValueError(
+                f"table {self.table.name!r}: the row of padding_idx={self.padding_idx} reads as zeros, other values "
+                "cannot be written to it"
+            )
+
+
+@outside_graphs
+def _forward_bag_outside_graphs(
+    module: TieredEmbeddingBag,
+    input: torch.Tensor,
+    offsets: torch.Tensor | None,
+    per_sample_weights: torch.Tensor | None,
+) -> torch.Tensor:
+    return module._look_up(module._bags(input, offsets, per_sample_weights))
+
+
+@outside_graphs
+def _forward_outside_graphs(module: TieredEmbedding, input: torch.Tensor) -> torch.Tensor:
+    return module._forward(input)
+
+
+def check_indices(indices: Any, name: str) -> torch.Tensor:
+    """Return `indices` contiguous; TypeError unless it is int32 or int64, ValueError unless on the CPU."""
+    if not isinstance(indices, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(indices).__name__}")
+    if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
+        raise TypeError(f"{name} must be int32 or int64, got {indices.dtype}")
+    if not indices.is_cpu:
+        raise ValueError(f"{name} must be on the CPU, where the table's store is, got {indices.device}")
+    return indices.contiguous()
+
+
+def check_per_sample_weights(weights: Any, input: torch.Tensor, mode: str) -> None:
+    """Raise unless `weights` may weight the positions of `input` under `mode`."""
+    if mode != "sum":
+        raise NotImplementedError(f"per_sample_weights is supported for mode='sum' only, got mode={mode!r}")
+    if not isinstance(weights, torch.Tensor) or not weights.is_floating_point():
+        kind = weights.dtype if isinstance(weights, torch.Tensor) else type(weights).__name__
+        raise TypeError(f"per_sample_weights must be a floating-point tensor, got {kind}")
+    if weights.shape != input.shape:
+        raise ValueError(
+            f"per_sample_weights must be shaped as input, {tuple(input.shape)}, got {tuple(weights.shape)}"
+        )
+    if not weights.is_cpu:
+        raise ValueError(f"per_sample_weights must be on the CPU, where the store is, got {weights.device}")
+
+
+def _check_supported(
+    max_norm: float | None,
+    scale_grad_by_freq: bool,
+    device: torch.device | str | None,
+    weight: torch.Tensor | None,
+    init: Init | None,
+) -> None:
+    if max_norm is not None:
+        raise NotImplementedError(
+            "max_norm would renormalise rows in the forward; clip gradients or rows instead"
+        )
+    if scale_grad_by_freq:
+        raise NotImplementedError(
+            "scale_grad_by_freq is not supported; scale the loss or the learning rate instead"
+        )
+    if device is not None and torch.device(device).type != "cpu":
+        raise NotImplementedError(
+            f"device={str(device)!r}: the rows are where the store is, on the CPU; leave device out"
+        )
+    if weight is not None and init is not None:
+        raise ValueError("_weight and init both give the rows; pass one of them")
+
+
+def _dtype(dtype: torch.dtype | None, weight: torch.Tensor | None) -> torch.dtype:
+    if weight is not None:
+        return weight.dtype
+    return torch.get_default_dtype() if dtype is None else dtype
+
+
+def _matrix_shape(weight: torch.Tensor) -> tuple[int, int]:
+    if weight.ndim != 2:
+        raise ValueError(f"a weight has shape (num_embeddings, embedding_dim), got {tuple(weight.shape)}")
+    return weight.shape[0], weight.shape[1]

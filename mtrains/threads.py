@@ -1,0 +1,58 @@
+"""How many threads the native passes of open stores use."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+import torch
+
+__all__ = ["follow_num_threads", "get_num_threads", "set_num_threads"]
+
+
+class _Engine(Protocol):
+    def set_num_threads(self, n: int) -> None: ...
+
+
+class _HasEngine(Protocol):
+    @property
+    def engine(self) -> _Engine: ...
+
+
+class _NumThreads:
+    """The number that was asked for, if any, and the stores that follow it while they are open."""
+
+    def __init__(self) -> None:
+        self.requested: int | None = None
+        self.followers: weakref.WeakSet[_HasEngine] = weakref.WeakSet()
+
+
+_NUM_THREADS = _NumThreads()
+
+
+def set_num_threads(n: int) -> None:
+    """Use `n` threads in native passes of all open stores, and of those opened later. Changes no bit of any result.
+
+    Raises: ValueError unless n >= 1.
+    """
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"the number of threads must be an int, got {type(n).__name__}")
+    if n < 1:
+        raise ValueError(f"the number of threads must be >= 1, got {n}")
+    _NUM_THREADS.requested = n
+    for store in list(_NUM_THREADS.followers):
+        store.engine.set_num_threads(n)
+
+
+def get_num_threads() -> int:
+    """Return the threads that a store opened now uses; torch.get_num_threads() unless set_num_threads() was called."""
+    requested = _NUM_THREADS.requested
+    return torch.get_num_threads() if requested is None else requested
+
+
+def follow_num_threads(store: _HasEngine, follow: bool = True) -> None:
+    """Let an open store's engine follow set_num_threads(), or no longer; it is referred to weakly."""
+    if follow:
+        _NUM_THREADS.followers.add(store)
+    else:
+        _NUM_THREADS.followers.discard(store)

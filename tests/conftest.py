@@ -1,0 +1,37 @@
+"""Fixtures shared by the tests of the PyTorch side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from mtrains import Store
+
+# A budget that holds every table of a test, and one that holds a few rows: the bits must be the same.
+RESIDENT, TINY = "64MiB", "64KiB"
+
+
+@pytest.fixture(params=[RESIDENT, TINY])
+def dram(request) -> str:
+    """Budget of the compute tier: all rows fit, or hardly any."""
+    return request.param
+
+
+@pytest.fixture
+def store(dram) -> Iterator[Store]:
+    """A private temporary store with either budget."""
+    with Store(dram=dram, seed=1) as store:
+        yield store
+
+
+@pytest.fixture
+def lattice() -> Callable[..., torch.Tensor]:
+    """Gradients that are multiples of 1/16 up to 8 in size: their float32 sums are exact in any order."""
+
+    def make(*shape: int, seed: int = 0) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(-128, 129, shape, generator=generator).float() / 16
+
+    return make
