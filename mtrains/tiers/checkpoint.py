@@ -18,7 +18,7 @@ from mtrains.tiers.catalog_records import (
     is_needed,
     retained,
 )
-from mtrains.tiers.deltas import delta_pieces
+from mtrains.tiers.deltas import delete_delta, delta_heads, delta_pieces
 from mtrains.tiers.readers import read_segments
 from mtrains.tiers.records import VALUE_BYTES, Kind, key_of, piece_key
 
@@ -113,10 +113,12 @@ def restore_catalog(
     checkpoints."""
     new_state = replace(state, incarnation=state.incarnation + 1)
     later = {record.number for record in checkpoints if record.epoch > target.epoch}
+    # Also of checkpoints that were dropped since: a delta lives until it is folded.
+    later_deltas = [head.number for head in delta_heads(catalog) if head.epoch > target.epoch]
     with catalog.write() as transaction:
         _drop_checkpoints(transaction, later)
-        for number in later:
-            transaction.delete_pieces(Kind.DELTA, number)
+        for number in later_deltas:
+            delete_delta(transaction, number)
         for segment in segments:
             if segment.epoch > target.epoch:
                 transaction.delete(key_of(Kind.SEGMENT, segment.number))

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from mtrains import _native
 from mtrains.errors import FormatError, MtrainsError
-from mtrains.tiers.disk_budget import RESERVE_BYTES, SLACK_BYTES, DiskBudget, GrowingFile
+from mtrains.tiers.disk_budget import (
+    CATALOG_RESERVE_BYTES,
+    RESERVE_BYTES,
+    SLACK_BYTES,
+    DiskBudget,
+    GrowingFile,
+)
 from mtrains.tiers.environment import (
     DATA_FILE,
     LMDB_PAGE_BYTES,
@@ -52,8 +58,10 @@ class SegmentContainer(Protocol):
     def append(
         self, segments: Sequence[tuple[int, NDArray[np.uint8]]], deletes: Sequence[int], *, privileged: bool
     ) -> None:
-        """Commit these (id, value) and deletes of ids, all or nothing. `privileged` work may use the
-        reserve."""
+        """Commit these (id, value) and deletes of ids, all or nothing.
+
+        `privileged` segments may use most of the reserve, deletes alone all of it.
+        """
 
     def locate(self, min_id: int = 0) -> NDArray[np.uint64]:
         """Return [n, 2] of (id, file offset) of the committed segments with ids >= min_id, ascending."""
@@ -68,7 +76,7 @@ class SegmentContainer(Protocol):
         """Return how many segments may be appended without the file growing, now or after `age`."""
 
     def age(self) -> None:
-        """Make the space of deleted segments usable."""
+        """Make the space of segments deleted so far usable; does nothing if it is."""
 
     def close(self) -> None: ...
 
@@ -128,7 +136,7 @@ class LmdbSegmentContainer:
 
     def age(self) -> None:
         environment = self._open()
-        for _ in range(_DELAY_COMMITS):
+        while any(self._resting_pages):
             with environment.begin() as transaction:
                 record = transaction.get(FORMAT_KEY)
             assert record is not None
@@ -157,22 +165,21 @@ class LmdbSegmentContainer:
         return max(0, free - free // 16 - _FRAGMENT_PAGES)
 
     def _allocate(self, num_segments: int, privileged: bool) -> None:
-        """Have room for this commit: beyond the last page of the file, else in free pages and what is left
-        beyond it.
+        """Have room for this commit: beyond the file's last page, else in free pages and what is left there.
 
-        The second way counts on LMDB finding runs of 256 pages among those that deleted segments left. Should
-        it not, it takes pages beyond the last one, where SLACK_BYTES at least are allocated, and mostly the
-        reserve.
+        The second way counts on LMDB finding runs of 256 pages among those that deleted segments left.
         """
         tail_begin = (self._open().info()["last_pgno"] + 1) * LMDB_PAGE_BYTES
         growth = num_segments * SEGMENT_PAGES * LMDB_PAGE_BYTES
-        reserve = SLACK_BYTES + (0 if privileged else RESERVE_BYTES)
+        reserve = SLACK_BYTES
+        if num_segments > 0:
+            reserve += CATALOG_RESERVE_BYTES if privileged else RESERVE_BYTES
         try:
             self._file.grow(tail_begin + growth + reserve, f"writing {num_segments} segments")
         except MtrainsError as error:
             tail = self._file.allocated_end - tail_begin
             usable = self._usable_pages(sum(self._resting_pages)) * LMDB_PAGE_BYTES
-            if not is_full(error) or tail < SLACK_BYTES or tail + usable < growth + reserve:
+            if not is_full(error) or tail + usable < growth + reserve:
                 raise
 
     def _commit(

@@ -11,9 +11,17 @@ from mtrains.errors import CapacityError, TierIOError
 from mtrains.tiers.filesystem import allocated_bytes
 from mtrains.units import format_bytes
 
-__all__ = ["MIN_CAP_BYTES", "RESERVE_BYTES", "SLACK_BYTES", "DiskBudget", "GrowingFile"]
+__all__ = [
+    "CATALOG_RESERVE_BYTES",
+    "MIN_CAP_BYTES",
+    "RESERVE_BYTES",
+    "SLACK_BYTES",
+    "DiskBudget",
+    "GrowingFile",
+]
 
 RESERVE_BYTES = 32 << 20  # kept allocated at the end of rows.lmdb for GC and for the checkpoint's commit
+CATALOG_RESERVE_BYTES = 8 << 20  # of that, what segments must not take
 SLACK_BYTES = 2 << 20  # B-tree pages of one commit
 MIN_CAP_BYTES = 2 * RESERVE_BYTES
 

@@ -48,6 +48,10 @@ def open_environment(
             f"{folder} needs LMDB 0.9 with pages of {LMDB_PAGE_BYTES} bytes, here is {version} with "
             f"{page_bytes}"
         )
+    size, needed = (folder / DATA_FILE).stat().st_size, (environment.info()["last_pgno"] + 1) * page_bytes
+    if size < needed:  # a read of the map beyond the end would be SIGBUS
+        environment.close()
+        raise FormatError(f"{folder / DATA_FILE} has {size} bytes of {needed}; restore it from a backup")
     if not readonly:
         environment.reader_check()
     return environment

@@ -284,11 +284,9 @@ class LogWriter:
         """
         left = sorted(segments, key=lambda segment: not self._is_checkpoint([segment]))
         try:
-            deleted = self.counters.segments_deleted
             while self._delete_due():
                 pass
-            if self.counters.segments_deleted > deleted:
-                self._container.age()
+            self._container.age()
             while left:
                 self._commit(left[:1])
                 del left[0]

@@ -125,9 +125,9 @@ def read_base(catalog, table):
 def test_folding_gives_the_newest_locations_in_bounded_commits_and_survives_an_interruption(catalog):
     random = np.random.default_rng(1)
     want = {}
-    for round_ in range(3):
+    for round_ in range(2):
         for number in range(1 + 3 * round_, 4 + 3 * round_):
-            runs = random_runs(random, 600_000 if number % 3 == 1 else 30_000)
+            runs = random_runs(random, 270_000 if number == 1 else 15_000)
             put_delta(catalog, number, number, runs)
             want |= as_directory(runs)
         fold = Fold(catalog, delta_heads(catalog))
@@ -138,7 +138,7 @@ def test_folding_gives_the_newest_locations_in_bounded_commits_and_survives_an_i
             more, moved = fold.step()
             assert sum(last - first + 1 for _, first, last in moved) <= 64
             steps += 1
-        assert steps > 2
+        assert steps > 1
         assert delta_heads(catalog) == []
         assert {k: v for table in range(3) for k, v in read_base(catalog, table).items()} == want
 

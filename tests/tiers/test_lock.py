@@ -33,9 +33,8 @@ def test_a_second_opener_in_this_process_is_refused_and_the_first_keeps_the_lock
     for _ in range(2):
         with pytest.raises(StateError, match="open already"):
             StoreLock(tmp_path)
-    code = "import sys; from pathlib import Path; from mtrains.tiers.lock import StoreLock; StoreLock(Path(sys.argv[1]))"
     other = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", HOLD, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert other.returncode != 0
     assert "StateError" in other.stderr
