@@ -98,11 +98,12 @@ void Engine::find_rows(FeatureLookup& feature, const IndexSpan& indices, bool pl
       const auto row = static_cast<std::uint64_t>(indices.at(p));
       const bool padding = static_cast<std::int64_t>(row) == table.init.padding_row;
       plan.slot_of_position[p] = padding ? kNoSlot : static_cast<std::uint32_t>(row);
-      if (!all_present && !padding && !table.is_present(row)) {
-        missing.push_back(static_cast<std::uint32_t>(plain_rows.size()));
-        plain_rows.push_back(row);
-      }
+      if (!all_present && !padding && !table.is_present(row)) plain_rows.push_back(row);
     }
+    std::sort(plain_rows.begin(), plain_rows.end());
+    plain_rows.erase(std::unique(plain_rows.begin(), plain_rows.end()), plain_rows.end());
+    missing.resize(plain_rows.size());
+    std::iota(missing.begin(), missing.end(), 0u);
     return;
   }
   plan.set_bags(feature.offsets.data(), feature.offsets.size() - 1);
@@ -450,13 +451,13 @@ RowSums Engine::row_sums(const TableUpdate& update, const std::int64_t* prior_ro
   source.scale = 1.0f;
   source.sums = num_prior > 0 ? prior_sums : nullptr;
   source.sum_of_unique = num_prior > 0 ? prior_of_unique.data() : nullptr;
-  const std::size_t tasks = kTasksPerThread * static_cast<std::size_t>(threads_.num_threads());
-  threads_.run(std::min(tasks, unique), [&](std::size_t task) {
-    const std::size_t count = std::min(tasks, unique);
-    std::vector<float> sum(dim);
-    for (std::size_t u = unique * task / count; u < unique * (task + 1) / count; ++u) {
-      sum_rows(source, dim, u, u + 1, sum.data());
-      std::memcpy(&result.sums[std::size_t{place_of_unique[u]} * dim], sum.data(), dim * 4);
+  std::vector<float> sums(unique * dim);  // in the plan's order
+  const std::size_t tasks = std::min(kTasksPerThread * static_cast<std::size_t>(threads_.num_threads()), unique);
+  threads_.run(tasks, [&](std::size_t task) {
+    const std::size_t begin = unique * task / tasks, end = unique * (task + 1) / tasks;
+    sum_rows(source, dim, begin, end, sums.data());
+    for (std::size_t u = begin; u < end; ++u) {
+      std::memcpy(&result.sums[std::size_t{place_of_unique[u]} * dim], &sums[u * dim], dim * 4);
     }
   });
   for (const auto& [from, to] : prior_places) {

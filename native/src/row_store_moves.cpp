@@ -132,7 +132,10 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows, const std
   };
   for (const std::uint32_t i : missing) {
     const std::uint64_t row = rows[i];
-    if (table.is_present(row)) continue;  // named twice
+    if (table.is_present(row)) {  // another lookup of this pass has brought it
+      if (counted) ++counters_.hits;
+      continue;
+    }
     const Entry found = entry(table, row);
     std::byte* record = table.arena.data() + row * stride;
     if ((found & kLocationMask) == 0) {

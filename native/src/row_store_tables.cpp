@@ -41,24 +41,30 @@ std::uint32_t RowStore::add_table(std::string name, std::uint64_t num_rows, std:
   if (num_rows >= kNoKey - next_key_) {
     throw CapacityError("table '" + name + "': the tables of a store have at most 2^46 rows together");
   }
+  const RecordLayout weights_only{dtype, dim, 0};
+  check_record(name, weights_only);
   auto table = std::make_unique<Table>(std::move(name), num_rows);
+  table->number = static_cast<std::uint32_t>(tables_.size());
   table->init = init;
   table->first_key = next_key_;
-  tables_.push_back(std::move(table));
+  table->layouts.push_back({weights_only, 0.0f});
+  log_.add_layout(table->number, 0, weights_only.stride());
   next_key_ += num_rows;
-  const auto number = static_cast<std::uint32_t>(tables_.size() - 1);
-  tables_[number]->number = number;
-  tables_[number]->layouts.push_back({RecordLayout{dtype, dim, 0}, 0.0f});
-  try {
-    add_layout(number, 0, 0.0f);
-  } catch (...) {
-    next_key_ -= num_rows;
-    tables_.pop_back();
-    throw;
-  }
-  tables_[number]->layouts.pop_back();
   residency_stale_ = true;
-  return number;
+  tables_.push_back(std::move(table));
+  return tables_.back()->number;
+}
+
+void RowStore::check_record(const std::string& name, const RecordLayout& record) const {
+  const std::uint64_t slot = record.stride() + kSlotIndexBytes;
+  if (slot > dram_bytes_) {
+    throw CapacityError("table '" + name + "': one row takes " + std::to_string(slot) + " bytes, the dram budget is " +
+                        std::to_string(dram_bytes_) + "; raise dram=");
+  }
+  if (record.stride() > kMaxRecordBytes) {
+    throw CapacityError("table '" + name + "': one row takes " + std::to_string(record.stride()) +
+                        " bytes, the limit is " + std::to_string(kMaxRecordBytes));
+  }
 }
 
 std::uint16_t RowStore::add_layout(std::uint32_t number, std::uint32_t state_floats, float initial_state) {
@@ -68,15 +74,7 @@ std::uint16_t RowStore::add_layout(std::uint32_t number, std::uint32_t state_flo
   }
   RecordLayout record = table.layouts.front().record;
   record.state_floats = state_floats;
-  const std::uint64_t slot = record.stride() + kSlotIndexBytes;
-  if (slot > dram_bytes_) {
-    throw CapacityError("table '" + table.name + "': one row takes " + std::to_string(slot) + " bytes, the dram budget is " +
-                        std::to_string(dram_bytes_) + "; raise dram=");
-  }
-  if (record.stride() > kMaxRecordBytes) {
-    throw CapacityError("table '" + table.name + "': one row takes " + std::to_string(record.stride()) +
-                        " bytes, the limit is " + std::to_string(kMaxRecordBytes));
-  }
+  check_record(table.name, record);
   const auto layout = static_cast<std::uint16_t>(table.layouts.size());
   table.layouts.push_back({record, initial_state});
   log_.add_layout(number, layout, record.stride());

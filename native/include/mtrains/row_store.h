@@ -171,6 +171,7 @@ class RowStore {
   Entry entry(Table& table, std::uint64_t row);  // after reading its base page, if that is still to be read
   void read_base_page(Table& table, std::uint64_t page, std::uint64_t offset);
   bool touched(const Table& table, Entry entry) const;
+  void check_record(const std::string& name, const RecordLayout& record) const;
   void make_resident(Table& table);
   void make_pooled(Table& table);
   void empty_slots_of(Table& table);

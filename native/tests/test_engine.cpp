@@ -1,0 +1,293 @@
+// The whole chain without Python: training over a small DRAM budget and a flat file against everything in memory.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "mtrains/engine.h"
+#include "mtrains/errors.h"
+
+using namespace mtrains;
+
+namespace {
+
+constexpr std::uint64_t kEverything = std::uint64_t{1} << 30;
+
+// Commits sealed segments to a plain file, sweeps and evacuates, as the writer thread of a store does.
+class FlatWriter {
+ public:
+  explicit FlatWriter(Engine& engine) : engine_(engine) {
+    char path[] = "/tmp/mtrains_test_engine_XXXXXX";
+    fd_ = mkstemp(path);
+    path_ = path;
+    CHECK(ftruncate(fd_, 4096) == 0);
+    engine_.locked([this](RowStore& store) { store.log().open(path_, "pread"); });
+    thread_ = std::thread([this] { run(); });
+  }
+  ~FlatWriter() {
+    stop_ = true;
+    engine_.wake();
+    thread_.join();
+    close(fd_);
+    unlink(path_.c_str());
+  }
+  std::atomic<bool> pause_gc{false};
+
+ private:
+  void run() {
+    for (std::uint32_t round = 0; !stop_; ++round) {
+      commit();
+      if (round % 3 == 0) settle();
+      if (round % 5 == 0 && !pause_gc) evacuate();
+    }
+  }
+  void commit() {
+    const auto segments = engine_.next_sealed(4, 0.002);
+    if (segments.empty()) return;
+    for (const auto& [number, id] : engine_.locked([](RowStore& store) { return store.log().take_deletable({}, 64); })) {
+      free_.push_back(place_.at(number));
+      place_.erase(number);
+      engine_.locked([n = number](RowStore& store) { store.log().deleted(n); });
+    }
+    std::vector<std::uint32_t> numbers;
+    std::vector<std::uint64_t> offsets;
+    for (const auto& segment : segments) {
+      seal_image(segment->header, segment->image.data());
+      std::uint64_t place = end_;
+      if (!free_.empty()) {
+        place = free_.back();
+        free_.pop_back();
+      } else {
+        end_ += kSegmentImageBytes;
+      }
+      CHECK(pwrite(fd_, segment->image.data(), kSegmentImageBytes, static_cast<off_t>(place)) ==
+            static_cast<ssize_t>(kSegmentImageBytes));
+      place_[segment->header.number] = place;
+      numbers.push_back(segment->header.number);
+      offsets.push_back(place + kValueOffset);
+    }
+    engine_.publish(numbers, offsets);
+  }
+  void settle() {
+    engine_.locked([](RowStore& store) {
+      if (store.owed() == 0) store.begin_checkpoint();
+      store.sweep(50, true);
+      store.log().flush(store.epoch() - 1, false, 0);
+    });
+  }
+  void evacuate() {
+    engine_.locked([](RowStore& store) {
+      for (std::uint32_t number = 1; number < store.log().segments().size(); ++number) {
+        const Segment& segment = store.log().segments()[number];
+        if (segment.state == SegmentState::kPublished && segment.live > 0 && segment.live < segment.rows / 2) {
+          store.evacuate(number);
+          return;
+        }
+      }
+    });
+  }
+
+  Engine& engine_;
+  int fd_;
+  std::string path_;
+  std::map<std::uint32_t, std::uint64_t> place_;
+  std::vector<std::uint64_t> free_;
+  std::uint64_t end_ = 0;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+struct Run {
+  std::vector<float> outputs;
+  std::vector<std::byte> records;
+  DramCounters counters;
+};
+
+struct Config {
+  std::uint64_t dram_bytes = kEverything;
+  int num_threads = 2;
+  WeightType dtype = WeightType::kFloat32;
+  Optimizer optimizer = Optimizer::kRowWiseAdagrad;
+  bool two_batches_before_step = false;
+};
+
+std::uint32_t state_floats(Optimizer optimizer, std::uint32_t dim) {
+  switch (optimizer) {
+    case Optimizer::kSgd:
+      return 0;
+    case Optimizer::kAdagrad:
+      return dim;
+    case Optimizer::kRowWiseAdagrad:
+      return 1;
+    case Optimizer::kSparseAdam:
+      return 2 * dim;
+    case Optimizer::kPartialRowWiseAdam:
+      return dim + 1;
+  }
+  return 0;
+}
+
+Run train(const Config& config) {
+  constexpr std::uint64_t kRows = 700;
+  constexpr std::uint64_t kBags = 24, kPooling = 4;
+  const std::vector<std::uint32_t> dims = {8, 3, 1100};  // the last one takes two blocks with its state
+  Engine engine(config.dram_bytes, config.num_threads, 1, 1, 6);
+  std::vector<FeatureSpec> features;
+  std::size_t width = 0;
+  for (std::uint32_t t = 0; t < dims.size(); ++t) {
+    RowInit init;
+    init.kind = InitKind::kNormal;
+    init.b = 1.0f;
+    init.key = t;
+    engine.add_table("t" + std::to_string(t), kRows, dims[t], config.dtype, init);
+    engine.use_layout(t, engine.add_layout(t, state_floats(config.optimizer, dims[t]), 0.0f));
+    features.push_back({t, PoolMode::kSum, width});
+    width += dims[t];
+  }
+  features.push_back({0, PoolMode::kMean, width});  // a second feature of the first table
+  width += dims[0];
+  Run run;
+  {
+    FlatWriter writer(engine);
+    std::mt19937_64 random(5);
+    std::vector<float> out(kBags * width), grad(kBags * width);
+    for (int s = 0; s < 25; ++s) {
+      std::vector<std::int64_t> indices(features.size() * kBags * kPooling);
+      for (auto& index : indices) index = static_cast<std::int64_t>((random() % kRows) * (random() % kRows) / kRows);
+      for (auto& value : grad) value = static_cast<float>(static_cast<int>(random() % 33) - 16) / 16.0f;
+      ForwardInput input;
+      input.indices = {indices.data(), indices.size(), true};
+      input.num_bags = kBags;
+      input.bag_size = kPooling;
+      input.out = out.data();
+      input.out_stride = width;
+      input.keep = true;
+      auto lookup = engine.forward(features, input);
+      run.outputs.insert(run.outputs.end(), out.begin(), out.end());
+      std::vector<TableUpdate> updates;
+      std::vector<RowSums> sums(dims.size());
+      for (std::uint32_t t = 0; t < dims.size(); ++t) {
+        TableUpdate update;
+        update.table = t;
+        update.scalars.optimizer = config.optimizer;
+        update.scalars.lr = 0.1f;
+        update.scalars.eps = 1e-8f;
+        update.scalars.one_minus_beta1 = 0.1f;
+        update.scalars.one_minus_beta2 = 0.001f;
+        update.lookup = lookup;
+        update.feature = t;
+        update.grad = grad.data() + features[t].out_column;
+        update.grad_stride = width;
+        if (t == 0) {
+          // Both lookups of the table, summed first.
+          TableUpdate second = update;
+          second.feature = 3;
+          second.grad = grad.data() + features[3].out_column;
+          const RowSums first = engine.row_sums(update, nullptr, nullptr, 0);
+          sums[t] = engine.row_sums(second, first.rows.data(), first.sums.data(), first.rows.size());
+          update.lookup = nullptr;
+          update.rows = reinterpret_cast<const std::uint64_t*>(sums[t].rows.data());
+          update.sums = sums[t].sums.data();
+          update.num_rows = sums[t].rows.size();
+        }
+        updates.push_back(update);
+      }
+      engine.step(updates);
+    }
+    writer.pause_gc = true;
+    for (std::uint32_t t = 0; t < dims.size(); ++t) {
+      std::vector<std::int64_t> rows;
+      CHECK_EQ(engine.touched_rows(t, 0, kRows, rows), kRows);
+      const std::size_t stride = engine.locked([t](RowStore& store) { return store.table(t).record().stride(); });
+      std::vector<std::byte> records(rows.size() * stride);
+      engine.read_records(t, rows.data(), rows.size(), records.data());
+      run.records.insert(run.records.end(), records.begin(), records.end());
+    }
+    run.counters = engine.locked([](RowStore& store) { return store.counters(); });
+  }
+  return run;
+}
+
+void check_same(const Run& run, const Run& expected) {
+  CHECK_EQ(run.outputs.size(), expected.outputs.size());
+  CHECK(std::memcmp(run.outputs.data(), expected.outputs.data(), run.outputs.size() * 4) == 0);
+  CHECK(run.records == expected.records);
+  const DramCounters &x = run.counters, &y = expected.counters;
+  CHECK_EQ(x.hits + x.new_rows + x.fetches, y.hits + y.new_rows + y.fetches);
+}
+
+}  // namespace
+
+TEST(any_budget_gives_the_same_bits) {
+  for (const Optimizer optimizer : {Optimizer::kSgd, Optimizer::kRowWiseAdagrad, Optimizer::kSparseAdam}) {
+    Config config;
+    config.optimizer = optimizer;
+    const Run expected = train(config);
+    CHECK_EQ(expected.counters.evictions, std::uint64_t{0});
+    for (const std::uint64_t budget : {20000u, 100000u, 1000000u}) {
+      config.dram_bytes = budget;
+      const Run run = train(config);
+      check_same(run, expected);
+      CHECK(run.counters.evictions > 0);
+    }
+  }
+}
+
+TEST(sixteen_bit_weights_round_alike_everywhere) {
+  for (const WeightType dtype : {WeightType::kFloat16, WeightType::kBFloat16}) {
+    Config config;
+    config.dtype = dtype;
+    const Run expected = train(config);
+    config.dram_bytes = 60000;
+    config.num_threads = 3;
+    check_same(train(config), expected);
+  }
+}
+
+TEST(a_bad_index_changes_nothing) {
+  Engine engine(kEverything, 1, 1, 1, 4);
+  engine.add_table("clicks", 10, 2, WeightType::kFloat32, RowInit{});
+  std::vector<float> out(8);
+  for (const std::int64_t bad : {std::int64_t{10}, std::int64_t{-1}, std::int64_t{-7}, std::int64_t{1} << 40}) {
+    const std::int64_t indices[] = {1, 2, bad, 3};
+    ForwardInput input;
+    input.indices = {indices, 4, true};
+    input.num_bags = 4;
+    input.bag_size = 1;
+    input.out = out.data();
+    input.out_stride = 2;
+    for (const bool keep : {true, false}) {
+      input.keep = keep;
+      CHECK_THROWS(engine.forward({{0, PoolMode::kSum, 0}}, input), std::out_of_range);
+    }
+  }
+  CHECK_EQ(engine.locked([](RowStore& store) { return store.counters().new_rows; }), std::uint64_t{0});
+}
+
+TEST(a_budget_below_one_row_is_refused) {
+  Engine engine(40, 1, 1, 1, 4);
+  CHECK_THROWS(engine.add_table("wide", 10, 16, WeightType::kFloat32, RowInit{}), CapacityError);
+  engine.add_table("narrow", 10, 2, WeightType::kFloat32, RowInit{});
+}
+
+TEST(passes_that_wait_for_the_log_hear_of_its_failure) {
+  Engine engine(4000, 1, 1, 1, 2);
+  engine.add_table("t", 100000, 16, WeightType::kFloat32, RowInit{});
+  std::vector<std::int64_t> rows(100000);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(i);
+  const std::vector<float> values(rows.size() * 16, 1.0f);
+  std::thread failing([&engine] { engine.fail(28, "the disk is full"); });
+  CHECK_THROWS(engine.write_rows(0, rows.data(), rows.size(), values.data()), IoError);
+  failing.join();
+  engine.close();
+  CHECK_THROWS(engine.write_rows(0, rows.data(), 1, values.data()), StateError);
+}
+
+TEST_MAIN()

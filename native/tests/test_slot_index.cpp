@@ -1,0 +1,133 @@
+#include <list>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "mtrains/slot_index.h"
+
+using namespace mtrains;
+
+namespace {
+
+// Least recently used key, ties by slot: the slow oracle.
+struct Oracle {
+  std::map<std::uint32_t, std::uint32_t> last_use;  // slot -> clock
+  std::int64_t victim(std::uint32_t clock) const {
+    std::int64_t best = -1;
+    for (const auto& [slot, used] : last_use) {
+      if (used < clock && (best < 0 || used < last_use.at(static_cast<std::uint32_t>(best)))) best = slot;
+    }
+    return best;
+  }
+};
+
+}  // namespace
+
+TEST(keys_and_locations_keep_all_their_bits) {
+  SlotIndex index(8);
+  index.grow(8);
+  const RowKey key = (RowKey{1} << kKeyBits) - 2;
+  const std::uint32_t slot = index.insert(key, kLocationMask, 7);
+  CHECK_EQ(index.key(slot), key);
+  CHECK_EQ(index.location(slot), kLocationMask);
+  index.hot(slot).set_stamp(2);
+  CHECK_EQ(index.key(slot), key);
+  CHECK_EQ(index.hot(slot).stamp(), 2u);
+  index.set_location(slot, 5);
+  CHECK_EQ(index.key(slot), key);
+  CHECK_EQ(index.location(slot), std::uint64_t{5});
+}
+
+TEST(a_reused_slot_inherits_nothing) {
+  SlotIndex index(1);
+  index.grow(1);
+  const std::uint32_t slot = index.insert(3, 9, 1);
+  index.hot(slot).set_stamp(1);
+  const std::uint64_t before = index.generation();
+  index.evict(slot);
+  CHECK(index.generation() != before);
+  CHECK(!index.occupied(slot));
+  const std::uint32_t again = index.insert(4, 0, 2);
+  CHECK_EQ(again, slot);
+  CHECK_EQ(index.hot(again).stamp(), kClean);
+  CHECK_EQ(index.location(again), Location{0});
+  CHECK_EQ(index.hot(again).last_use, 2u);
+}
+
+TEST(victims_are_exactly_the_least_recently_used) {
+  std::mt19937 random(1);
+  for (const std::uint32_t capacity : {1u, 2u, 17u, 300u}) {
+    SlotIndex index(capacity);
+    index.grow(capacity);
+    Oracle oracle;
+    std::map<RowKey, std::uint32_t> slot_of;
+    for (std::uint32_t clock = 1; clock < 2000; ++clock) {
+      const RowKey key = random() % (2 * capacity + 1);
+      if (const auto it = slot_of.find(key); it != slot_of.end()) {
+        index.touch(it->second, clock);
+        oracle.last_use[it->second] = clock;
+        continue;
+      }
+      if (index.num_free() == 0) {
+        const std::int64_t victim = index.policy().victim(index, clock);
+        CHECK_EQ(victim, oracle.victim(clock));
+        slot_of.erase(index.key(static_cast<std::uint32_t>(victim)));
+        oracle.last_use.erase(static_cast<std::uint32_t>(victim));
+        index.evict(static_cast<std::uint32_t>(victim));
+      }
+      const std::uint32_t slot = index.insert(key, 0, clock);
+      slot_of[key] = slot;
+      oracle.last_use[slot] = clock;
+    }
+  }
+}
+
+TEST(rows_of_the_present_pass_are_no_victims) {
+  SlotIndex index(4);
+  index.grow(4);
+  for (RowKey key = 0; key < 4; ++key) index.insert(key, 0, 5);
+  CHECK_EQ(index.policy().victim(index, 5), std::int64_t{-1});
+  CHECK_EQ(index.policy().victim(index, 6), std::int64_t{0});
+}
+
+TEST(shrinking_moves_rows_down_with_all_they_have) {
+  SlotIndex index(10);
+  index.grow(10);
+  for (RowKey key = 0; key < 10; ++key) index.insert(100 + key, key, static_cast<std::uint32_t>(key));
+  for (std::uint32_t slot = 0; slot < 5; ++slot) index.evict(slot);
+  index.hot(7).set_stamp(2);
+  std::map<std::uint32_t, std::uint32_t> moves;
+  index.shrink(6, [&](std::uint32_t from, std::uint32_t to) { moves[from] = to; });
+  CHECK_EQ(index.capacity(), 6u);
+  CHECK_EQ(moves.size(), std::size_t{4});
+  for (const auto& [from, to] : moves) {
+    CHECK(to < 6);
+    CHECK_EQ(index.key(to), RowKey{100} + from);
+    CHECK_EQ(index.location(to), Location{from});
+    CHECK_EQ(index.hot(to).last_use, from);
+    CHECK_EQ(index.hot(to).stamp(), from == 7 ? 2u : 0u);
+  }
+  CHECK_EQ(index.num_free(), 1u);
+  index.grow(10);
+  CHECK_EQ(index.num_free(), 5u);
+  for (int i = 0; i < 5; ++i) index.insert(1, 0, 50);
+  CHECK_EQ(index.num_free(), 0u);
+}
+
+TEST(a_rebased_clock_keeps_the_order) {
+  SlotIndex index(3);
+  index.grow(3);
+  index.insert(0, 0, 0x90000000u);
+  index.insert(1, 0, 0x80000005u);
+  index.insert(2, 0, 3);
+  index.rebase(0x80000000u);
+  const std::uint32_t clock = 0x70000000u;
+  for (const std::int64_t expected : {2, 1, 0}) {
+    const std::int64_t victim = index.policy().victim(index, clock);
+    CHECK_EQ(victim, expected);
+    index.evict(static_cast<std::uint32_t>(victim));
+  }
+}
+
+TEST_MAIN()
