@@ -1,0 +1,51 @@
+"""python -m bench [QUESTION ...] [--rounds N]: measure, print a table, keep the samples in bench/results/."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import torch
+
+import mtrains
+from bench import overhead, step
+from bench.harness import table
+
+QUESTIONS = {"step": step.main, "overhead": overhead.main}
+
+
+def main() -> int:
+    """Run the questions named, all by default."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("questions", nargs="*", help=f"of: {', '.join(QUESTIONS)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=40, help="samples of each contestant (default: 40)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="for all contestants")
+    args = parser.parse_args()
+    unknown = set(args.questions) - set(QUESTIONS)
+    if unknown or args.rounds < 1:
+        parser.error(
+            f"no such question: {', '.join(sorted(unknown))}" if unknown else "--rounds must be >= 1"
+        )
+    torch.set_num_threads(args.threads)
+    mtrains.set_num_threads(args.threads)
+    results = []
+    for name in args.questions or QUESTIONS:
+        for result in QUESTIONS[name](args.rounds):
+            path = result.save()
+            print(f"{result.question}: samples in {path}", file=sys.stderr)
+            results.append(result)
+    print(table(results))
+    for result in results:
+        for figure, value in result.figures.items():
+            print(f"{result.question}: {figure}: {value:.2f}")
+        disturbed = [timing.name for timing in result.timings if not timing.steady]
+        if disturbed:
+            print(f"{result.question}: disturbed (median > 1.5 x p10), no ratio to: {', '.join(disturbed)}")
+        for peer, reason in result.missing.items():
+            print(f"{result.question}: {peer} not measured: {reason}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
