@@ -15,9 +15,9 @@ namespace mtrains {
 enum class PoolMode : std::uint8_t { kSum = 0, kMean = 1, kMax = 2 };
 enum class Optimizer : std::uint8_t {
   kSgd = 0,
-  kAdagrad = 1,          // state: sum[D]
-  kRowWiseAdagrad = 2,   // state: sum[1]
-  kSparseAdam = 3,       // state: exp_avg[D], exp_avg_sq[D]
+  kAdagrad = 1,            // state: sum[D]
+  kRowWiseAdagrad = 2,     // state: sum[1]
+  kSparseAdam = 3,         // state: exp_avg[D], exp_avg_sq[D]
   kPartialRowWiseAdam = 4  // state: exp_avg[D], exp_avg_sq[1]
 };
 enum class WeightDecay : std::uint8_t { kNone = 0, kL2 = 1, kDecoupled = 2 };
@@ -38,8 +38,11 @@ struct PoolTask {
   const float* per_sample_weights = nullptr;  // [positions], kSum only, or null
   float* out = nullptr;                       // float32; bag b at out + b * out_stride
   std::size_t out_stride = 0;                 // floats
-  std::int64_t* argmax = nullptr;             // kMax: [bags, D] absolute position of the first maximum, -1 empty; or null
-  float* counts = nullptr;                    // [bags] positions that are not padding, carried over like out; required for kMean and kMax
+  std::int64_t* argmax =
+      nullptr;  // kMax: [bags, D] absolute position of the first maximum, -1 empty; or null
+  float* counts =
+      nullptr;  // [bags] positions that are not padding, carried over like out; required for kMean and kMax.
+                // REQUIRES: at most 2^24 positions a bag, which float32 counts exactly
 };
 
 // Where the gradient of a row comes from: the occurrences of a lookup, or sums made before.
@@ -61,29 +64,41 @@ struct GradSource {
   float scale = 1.0f;  // multiplies the finished sum
 };
 
-// float32 sums out[u] = scale * fold, for u in [unique_begin, unique_end).
+// float32 sums scale * fold of unique row u at out + u * dim, for u in [unique_begin, unique_end).
 void sum_rows(const GradSource& source, std::uint32_t dim, std::uint64_t unique_begin,
               std::uint64_t unique_end, float* out);
 
 struct UpdateTask {
   RecordLayout layout;
   std::byte* records = nullptr;
-  const std::uint32_t* slots = nullptr;      // [U] slot of unique row u
-  const std::uint64_t* rows = nullptr;       // [U] row ids (keys of stochastic rounding)
+  const std::uint32_t* slots = nullptr;  // [U] slot of unique row u
+  const std::uint64_t* rows = nullptr;   // [U] row ids (keys of stochastic rounding)
   std::uint64_t unique_begin = 0, unique_end = 0;
   GradSource source;
   Optimizer optimizer = Optimizer::kSgd;
   WeightDecay decay = WeightDecay::kNone;
   bool maximize = false;
-  // Scalars, computed in double by the caller and rounded once. lr: SGD lr, Adagrad clr, RowWiseAdagrad lr, Adam
-  // lr * sqrt(1 - beta2^t) / (1 - beta1^t). decoupled decay multiplies w by decay_factor = 1 - lr * wd first;
-  // l2 adds weight_decay * w to the gradient (after maximize's sign).
+  // Scalars, computed in double by the caller and rounded once. lr: SGD lr, Adagrad clr, RowWiseAdagrad lr,
+  // Adam lr * sqrt(1 - beta2^t) / (1 - beta1^t). decoupled decay multiplies w by decay_factor = 1 - lr * wd
+  // first; l2 adds weight_decay * w to the gradient (after maximize's sign).
   float lr = 0, eps = 0, weight_decay = 0, decay_factor = 1, one_minus_beta1 = 0, one_minus_beta2 = 0;
-  std::uint64_t rounding_key = 0;    // of (seed, table name); 16-bit weights only
+  std::uint64_t rounding_key = 0;  // of (seed, table name); 16-bit weights only
   std::uint64_t update_count = 0;
 };
 
 void pool(const PoolTask& task);
+
+// One optimizer step of each row, in this order of operations (g: the gradient; each operation rounds once):
+//   g = maximize ? -g : g;  l2: g = g + weight_decay * w;  decoupled: w = w * decay_factor
+//   SGD                 w - lr * g
+//   Adagrad             s = s + g * g;  w - (lr * g) / (sqrt(s) + eps)
+//   RowWiseAdagrad      s = s + lane_sum(g * g) / D;  w - (lr / (sqrt(s) + eps)) * g
+//   SparseAdam          m = m + (g - m) * one_minus_beta1;  v = v + (g * g - v) * one_minus_beta2;
+//                       w - lr * (m / (sqrt(v) + eps))
+//   PartialRowWiseAdam  m as SparseAdam;  v = v + (lane_sum(g * g) / D - v) * one_minus_beta2;
+//                       w - (lr / (sqrt(v) + eps)) * m
+// 16-bit weights are rounded stochastically by rounding_words(): unbiased, representable values stay,
+// infinities and NaN stay, finite values beyond the largest become the largest.
 void update_rows(const UpdateTask& task);
 
 // dot products of rows and output gradients: out[p] = sum_d row(p)[d] * grad[bag(p)][d]; 0 for padding.
