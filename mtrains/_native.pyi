@@ -67,7 +67,8 @@ class Lookup:
     def table_version(self, feature: int) -> int: ...  # at the forward
 
 class Update:
-    """One table's part of a step: where its gradient comes from and what to do with it."""
+    """One table's part of a step: where its gradient comes from and what to do with it. The engine divides the gradient
+    of a mean by the bag's count."""
     def __init__(
         self, *, table: int, optimizer: int, lr: float, eps: float = 0.0, weight_decay: float = 0.0, decay: int = 0,
         decay_factor: float = 1.0, one_minus_beta1: float = 0.0, one_minus_beta2: float = 0.0, maximize: bool = False,

@@ -201,14 +201,6 @@ class PooledLookup:
         """Return the gradient of the sums: float32, columns contiguous; by reference where it is so already."""
         if grad.dtype is not torch.float32:
             grad = grad.float()
-        if "mean" in self.modes:
-            counts = [
-                torch.from_numpy(plan.lookup.counts(feature))[:, None].expand(-1, dim)
-                if mode == "mean"
-                else torch.ones(()).expand(len(grad), dim)
-                for feature, (mode, dim) in enumerate(zip(self.modes, self._dims, strict=True))
-            ]
-            grad = grad / (counts[0] if len(counts) == 1 else torch.cat(counts, 1))
         return grad if grad.stride(1) == 1 or self.num_columns == 1 else grad.contiguous()
 
     def _grads(self, grad: torch.Tensor, plan: _Plan, needed: Sequence[bool]) -> list[RowGrad | None]:

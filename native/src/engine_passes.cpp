@@ -400,6 +400,26 @@ void Engine::weight_grad(Lookup& lookup, std::size_t which, const float* grad, s
 
 // --- backward sums
 
+// Of a mean, the gradient of a position is its bag's gradient over the bag's count: one division for all its positions.
+void Engine::divide_by_counts(TableUpdate& update) {
+  if (update.lookup == nullptr) return;
+  const FeatureLookup& feature = update.lookup->features.at(update.feature);
+  if (feature.mode != PoolMode::kMean) return;
+  const std::size_t dim = store_.table(feature.table).record().dim;
+  const std::size_t bags = feature.counts.size();
+  update.divided.resize(bags * dim);
+  const std::size_t tasks = std::min(kTasksPerThread * static_cast<std::size_t>(threads_.num_threads()), bags);
+  threads_.run(tasks, [&](std::size_t task) {
+    for (std::size_t bag = bags * task / tasks; bag < bags * (task + 1) / tasks; ++bag) {
+      if (feature.counts[bag] == 0) continue;  // no position refers to it
+      const float* grad = update.grad + bag * update.grad_stride;
+      for (std::size_t d = 0; d < dim; ++d) update.divided[bag * dim + d] = grad[d] / feature.counts[bag];
+    }
+  });
+  update.grad = update.divided.data();
+  update.grad_stride = dim;
+}
+
 GradSource Engine::grad_source(const TableUpdate& update) const {
   GradSource source;
   source.scale = update.scale;
@@ -419,11 +439,12 @@ GradSource Engine::grad_source(const TableUpdate& update) const {
   return source;
 }
 
-RowSums Engine::row_sums(const TableUpdate& update, const std::int64_t* prior_rows, const float* prior_sums,
+RowSums Engine::row_sums(TableUpdate update, const std::int64_t* prior_rows, const float* prior_sums,
                          std::size_t num_prior) {
   const Pass pass(*this);
   const FeatureLookup& feature = update.lookup->features.at(update.feature);
   const std::uint32_t dim = table_at(feature.table).record().dim;
+  divide_by_counts(update);
   const BatchPlan& plan = feature.plan;
   const std::size_t unique = plan.num_unique();
   // The plan may be ordered by slot; the result is ordered by row.
@@ -483,7 +504,10 @@ void Engine::step(std::vector<TableUpdate>& updates) {
   if (torn_) {
     throw StateError("an earlier step failed half way; go back to a checkpoint with Store.restore, or reopen the store");
   }
-  for (TableUpdate& update : updates) table_at(update.table);
+  for (TableUpdate& update : updates) {
+    table_at(update.table);
+    divide_by_counts(update);
+  }
   store_.settle_residency();
   store_.next_clock();
   std::vector<Located> located;

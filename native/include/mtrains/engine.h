@@ -67,6 +67,7 @@ struct TableUpdate {
   const float* sums = nullptr;          // float32[num_rows, D]
   std::uint64_t num_rows = 0;
   float scale = 1.0f;
+  std::vector<float> divided;  // the engine's: of a mean, grad over the counts of the bags
 };
 
 struct RowSums {
@@ -100,7 +101,7 @@ class Engine {
   // out: float32[positions of the feature]. StateError if the table changed since the forward.
   void weight_grad(Lookup& lookup, std::size_t feature, const float* grad, std::size_t grad_stride, float* out);
   // Sums by row of a lookup's occurrences, going on from `prior`.
-  RowSums row_sums(const TableUpdate& source, const std::int64_t* prior_rows, const float* prior_sums, std::size_t num_prior);
+  RowSums row_sums(TableUpdate source, const std::int64_t* prior_rows, const float* prior_sums, std::size_t num_prior);
   void step(std::vector<TableUpdate>& updates);
 
   // --- rows
@@ -167,6 +168,7 @@ class Engine {
   void each_piece(FeatureLookup& feature,
                   const std::function<void(const std::uint32_t*, std::uint64_t, std::uint64_t)>& run);
 
+  void divide_by_counts(TableUpdate& update);
   GradSource grad_source(const TableUpdate& update) const;
   bool locate_updates(std::vector<Located>& located);
   void run_updates(const std::vector<Located*>& located);
