@@ -14,10 +14,9 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a store holds: tables, rows touched, checkpoints, bytes live, held and dead."""
+    from mtrains.cli.render import print_json
     from mtrains.cli.render_store import print_store
     from mtrains.tiers.inspect import inspect_store
-
-    from mtrains.cli.render import print_json
 
     contents = inspect_store(store)
     if json:

@@ -35,12 +35,11 @@ def format_metric(value: float | None, digits: int = 5) -> str:
 
 
 def format_counter(name: str, value: float) -> str:
-    """Return a counter in the unit that its name ends in."""
-    if name.endswith("bytes"):
+    """Return a counter in the unit that its name tells."""
+    words = name.split("_")
+    if "bytes" in words:
         return format_bytes(value)
-    if name.endswith("seconds"):
-        return f"{value:.2f} s"
-    return f"{value:,.0f}"
+    return f"{value:.2f} s" if "seconds" in words else f"{value:,.0f}"
 
 
 def counter_table(title: str, groups: Mapping[str, Mapping[str, float]]) -> Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
@@ -25,7 +23,8 @@ def training_report(result: TrainResult) -> RenderableType:
         steps += f" (resumed at step {result.resumed_at_step:,})"
     lines = [
         ("trained", steps),
-        ("", f"{result.samples_per_second:,.0f} samples/s: {_seconds(result.seconds)}"),
+        ("speed", f"{result.samples_per_second:,.0f} samples/s"),
+        ("time", ", ".join(f"{name} {value:.2f} s" for name, value in result.seconds.items())),
         ("quality", _quality(result)),
     ]
     if result.bad_lines:
@@ -47,7 +46,3 @@ def _quality(result: TrainResult) -> str:
         f"loss {format_metric(result.loss)}, AUC {format_metric(result.auc)} on {result.evaluated_samples:,} "
         f"held-out samples ({format_metric(result.training_loss)} while training)"
     )
-
-
-def _seconds(seconds: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())

@@ -17,9 +17,8 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check every block, header and catalog value of a store; exit 1 and name what is wrong."""
-    from mtrains.tiers.verify import verify_store
-
     from mtrains.cli.render import print_json
+    from mtrains.tiers.verify import verify_store
 
     problems = verify_store(store, rebuild=rebuild)
     if json:

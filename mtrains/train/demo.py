@@ -7,15 +7,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Any
 
 import numpy as np
 import torch
-from mtrains.store import Store
+from torch import nn
 
 from mtrains.collection import TieredEmbeddingBagCollection
+from mtrains.specs import TableSpec
+from mtrains.store import Store
+from mtrains.tiered_table import TieredTable
 from mtrains.train.checkpoint import Position
 from mtrains.train.config import ModelShape, TrainConfig
 from mtrains.train.data.schema import schema_of_columns
@@ -107,24 +111,32 @@ def _touched_bytes(config: TrainConfig, ranges: RecordRanges) -> int:
 
 
 def train_control(config: TrainConfig, observer: Observer) -> TrainResult:
-    """Train the same model with nn.EmbeddingBag and torch.optim, all in memory, from the rows a store starts from.
+    """Train the same model with nn.EmbeddingBag and torch.optim, in memory, from a store's initial rows.
 
     Raises: ValueError if torch.optim lacks the optimizer.
     """
     specs = table_specs(config)
     tables = InMemoryTables(specs)
-    with Store(dram=config.dram, seed=config.seed) as store:
+    _copy_initial_rows(config, specs, tables)
+    with run_settings(config):
+        model = build_dlrm(config, tables)
+        optimizers = control_optimizers(config.optimizer, tables, model, config.lr)
+        position = Position()
+        ranges = find_ranges(config, observer)
+        observer.began("training")
+        # Says what torch does anyway (no check of its sparse gradients), which it else warns about.
+        unchecked = torch.sparse.check_sparse_tensor_invariants(enable=False)  # type: ignore[no-untyped-call]
+        with unchecked:
+            timer = train_epochs(model, optimizers, config, ranges, position, observer, lambda: None)
+        return make_result(position, timer, evaluate(model, config, ranges, observer))
+
+
+def _copy_initial_rows(config: TrainConfig, specs: Sequence[TableSpec], tables: InMemoryTables) -> None:
+    """Set the rows of the control to those that a store with the run's seed begins with."""
+    with Store(dram=config.dram, seed=config.seed) as store, torch.no_grad():
         initial = TieredEmbeddingBagCollection(specs, store=store)
         for spec, table in zip(specs, tables.tables, strict=True):
-            rows = initial.embedding_bags[spec.name].read_rows(torch.arange(spec.num_embeddings))
-            with torch.no_grad():
-                table.weight.copy_(rows)
-    model = build_dlrm(config, tables)
-    optimizers = control_optimizers(config.optimizer, tables, model, config.lr)
-    position = Position()
-    ranges = find_ranges(config, observer)
-    observer.began("training")
-    # Says what torch does anyway (no check of its sparse gradients), which it else warns about.
-    with torch.sparse.check_sparse_tensor_invariants(enable=False):
-        timer = train_epochs(model, optimizers, config, ranges, position, observer, lambda: None)
-    return make_result(position, timer, evaluate(model, config, ranges, observer))
+            tiered = initial.embedding_bags[spec.name]
+            assert isinstance(tiered, TieredTable)
+            assert isinstance(table, nn.EmbeddingBag)
+            table.weight.copy_(tiered.read_rows(torch.arange(spec.num_embeddings)))

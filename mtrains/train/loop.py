@@ -41,9 +41,9 @@ class RecordRanges:
 
 @contextmanager
 def run_settings(config: TrainConfig) -> Iterator[None]:
-    """Set threads and determinism for a run; put them and torch's generator back after it.
+    """Set threads and determinism for a run; put them and torch's generator back.
 
-    Without `threads`, table kernels use what torch uses outside the run: `deterministic` slows only torch down.
+    Without `threads`, table kernels use what torch uses outside: `deterministic` slows only torch down.
     """
     num_threads, table_threads = torch.get_num_threads(), get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()

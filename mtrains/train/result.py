@@ -14,9 +14,16 @@ __all__ = ["Evaluation", "Observer", "StepReport", "StoreFacts", "Timer", "Train
 
 @dataclass
 class Timer:
-    """Seconds of this process: waiting for batches, and all of training."""
+    """Seconds of this process while it trained, and what it trained.
+
+    loader: waiting for batches. io_wait: for rows from the log. write_back: for room in the log.
+    checkpoint: in checkpoints. training: all of it.
+    """
 
     loader: float = 0.0
+    io_wait: float = 0.0
+    write_back: float = 0.0
+    checkpoint: float = 0.0
     training: float = 0.0
     samples: int = 0
 
@@ -33,14 +40,12 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFacts:
-    """What a store did: see TrainResult. io_wait, write_back: seconds of this process."""
+    """What a store did and holds: see TrainResult."""
 
     rows_sha256: str
     io_engine: str
     emulated: tuple[str, ...]
     tiers: Mapping[str, Mapping[str, float]]
-    io_wait: float
-    write_back: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +55,7 @@ class TrainResult:
     loss, logloss, auc: on the held-out records (logloss is the same mean in float64). Without held-out
     records `evaluated_on` is "training": loss is the mean over the last epoch as it trained, the others None.
     auc is None too where the records are of one class.
-    tiers: counters of each tier. seconds: compute, io_wait, write_back, loader.
+    tiers: counters of each tier. seconds: of training: compute, and waits as in `Timer`.
     """
 
     steps: int
@@ -110,8 +115,12 @@ def make_result(
 ) -> TrainResult:
     """Put the outcome together; without a store there are no tiers."""
     training_loss = position.epoch_loss_sum / max(position.epoch_samples, 1)
-    io_wait = store.io_wait if store else 0.0
-    write_back = store.write_back if store else 0.0
+    waits = {
+        "io_wait": timer.io_wait,
+        "write_back": timer.write_back,
+        "loader": timer.loader,
+        "checkpoint": timer.checkpoint,
+    }
     return TrainResult(
         steps=position.step,
         samples=position.samples,
@@ -129,10 +138,5 @@ def make_result(
         io_engine=store.io_engine if store else None,
         emulated=store.emulated if store else (),
         tiers=store.tiers if store else {},
-        seconds={
-            "compute": max(timer.training - timer.loader - io_wait - write_back, 0.0),
-            "io_wait": io_wait,
-            "write_back": write_back,
-            "loader": timer.loader,
-        },
+        seconds={"compute": max(timer.training - sum(waits.values()), 0.0), **waits},
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from mtrains.store import Store
-
 from mtrains.collection import TieredEmbeddingBagCollection
 from mtrains.errors import StateError
+from mtrains.store import Store
 from mtrains.train.checkpoint import Position, RunState, check_same_run, pack_state, unpack_state
 from mtrains.train.config import TrainConfig
 from mtrains.train.dlrm import build_dlrm
@@ -26,11 +26,13 @@ def train(config: TrainConfig, observer: Observer | None = None) -> TrainResult:
     Raises: DataError, StateError (a store that cannot be used for this run), TierIOError, CapacityError.
     """
     observer = observer or Observer()
-    with run_settings(config):
-        with Store(
+    with (
+        run_settings(config),
+        Store(
             config.store, dram=config.dram, ssd=config.ssd, seed=config.seed, io_engine=config.io_engine
-        ) as store:
-            return _train_in(store, config, observer)
+        ) as store,
+    ):
+        return _train_in(store, config, observer)
 
 
 def _train_in(store: Store, config: TrainConfig, observer: Observer) -> TrainResult:
@@ -45,24 +47,38 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer) -> TrainRes
         position = saved.position
     resumed_at_step = committed_step = None if saved is None else position.step
 
-    def checkpoint() -> None:
-        nonlocal committed_step
+    checkpoint_seconds = 0.0
+
+    def checkpoint(*, wait: bool) -> None:
+        nonlocal committed_step, checkpoint_seconds
+        began = time.monotonic()
         extra = pack_state(fingerprint, position, model.mlps, optimizers)
-        store.checkpoint(f"step-{position.step:09d}", step=position.step, extra=extra)
+        store.checkpoint(f"step-{position.step:09d}", step=position.step, extra=extra, wait=wait)
         committed_step = position.step
+        checkpoint_seconds += time.monotonic() - began
 
     def after_step() -> None:
         if config.checkpoint_every is not None and position.step % config.checkpoint_every == 0:
-            checkpoint()
+            checkpoint(wait=False)  # training goes on while it is written; an error comes up at the next one
 
     observer.began("training")
     timer = train_epochs(model, optimizers, config, ranges, position, observer, after_step)
+    seconds = store.stats().seconds
+    timer.checkpoint, timer.io_wait, timer.write_back = (
+        checkpoint_seconds,
+        seconds["io_wait"],
+        seconds["write_back"],
+    )
     if config.store is not None and committed_step != position.step:
         observer.began("committing the last checkpoint")
-        checkpoint()
+        checkpoint(wait=True)
+    stats = store.stats()
     evaluation = evaluate(model, config, ranges, observer)
     observer.began("computing the digest of the rows")
-    return make_result(position, timer, evaluation, resumed_at_step, _store_facts(store))
+    facts = StoreFacts(
+        rows_sha256=store.digest(), io_engine=stats.io_engine, emulated=stats.emulated, tiers=stats.tiers
+    )
+    return make_result(position, timer, evaluation, resumed_at_step, facts)
 
 
 def _saved_state(store: Store, config: TrainConfig, fingerprint: Mapping[str, Any]) -> RunState | None:
@@ -80,7 +96,3 @@ def _saved_state(store: Store, config: TrainConfig, fingerprint: Mapping[str, An
     state = unpack_state(last.extra, source)
     check_same_run(state.fingerprint, fingerprint, source)
     return state
-
-
-def _store_facts(store: Store) -> StoreFacts:
-    raise NotImplementedError

@@ -3,6 +3,7 @@ import json
 
 from mtrains.cli.render import format_counter, print_json
 from mtrains.cli.render_demo import demo_report
+from mtrains.cli.render_store import store_report
 from mtrains.cli.render_training import training_report
 from mtrains.train.demo import DemoResult
 from mtrains.train.result import TrainResult
@@ -24,10 +25,16 @@ TRAINING = TrainResult(
     io_engine="uring",
     emulated=(),
     tiers={
-        "dram": {"hits": 1_234_567, "new": 8901, "fetches": 23_456, "evictions": 34_567, "bytes": 367_552},
-        "ssd": {"read_bytes": 123_456_789, "written_bytes": 0, "read_seconds": 1.234},
+        "dram": {
+            "hits": 1_234_567,
+            "new": 8901,
+            "fetches": 23_456,
+            "evictions": 34_567,
+            "used_bytes": 367_552,
+        },
+        "ssd": {"rows_read": 23_456, "bytes_read": 123_456_789, "bytes_written": 0},
     },
-    seconds={"compute": 3.456, "io_wait": 0.5, "write_back": 0.25, "loader": 1.0},
+    seconds={"compute": 3.456, "io_wait": 0.5, "write_back": 0.25, "loader": 1.0, "checkpoint": 0.125},
 )
 HELD_OUT = dataclasses.replace(
     TRAINING,
@@ -73,7 +80,7 @@ def test_demo_whose_bits_differ(golden):
 
 
 def test_counters_are_shown_in_the_unit_of_their_name():
-    assert format_counter("read_bytes", 1536) == "1.5 KiB"
+    assert format_counter("bytes_read", 1536) == "1.5 KiB"
     assert format_counter("wait_seconds", 1.256) == "1.26 s"
     assert format_counter("hits", 1234567) == "1,234,567"
 
@@ -87,4 +94,51 @@ def test_json_has_the_documented_keys_and_is_one_line(capsys):
         "steps samples loss logloss auc samples_per_second rows_sha256 io_engine emulated tiers seconds"
     )
     assert set(documented.split()) <= set(value)
-    assert set(value["seconds"]) == {"compute", "io_wait", "write_back", "loader"}
+    assert set(value["seconds"]) == {"compute", "io_wait", "write_back", "loader", "checkpoint"}
+
+
+STORE = {
+    "path": "/data/rows",
+    "format": 1,
+    "uuid": "00112233-4455-6677-8899-aabbccddeeff",
+    "seed": 3,
+    "tables": [
+        {
+            "name": "user",
+            "num_embeddings": 1_000_000_000,
+            "embedding_dim": 64,
+            "dtype": "float32",
+            "optimizer": "rowwise_adagrad",
+            "touched_rows": 1_234_567,
+            "row_bytes": 260,
+            "touched_bytes": 320_987_420,
+        },
+        {
+            "name": "item",
+            "num_embeddings": 10,
+            "embedding_dim": 16,
+            "dtype": "bfloat16",
+            "optimizer": None,
+            "touched_rows": 0,
+            "row_bytes": 32,
+            "touched_bytes": 0,
+        },
+    ],
+    "checkpoints": [
+        {"tag": "step-1", "epoch": 7, "step": 1, "created": 1.7e9, "pinned": False, "extra_bytes": 5000},
+        {"tag": None, "epoch": 8, "step": None, "created": 1.7e9 + 1, "pinned": True, "extra_bytes": 0},
+    ],
+    "segments": 400,
+    "live_bytes": 330_000_000,
+    "held_bytes": 50_000_000,
+    "dead_bytes": 39_000_000,
+    "disk_bytes": {"rows": 450_000_000, "catalog": 1_000_000, "total": 451_000_000},
+}
+
+
+def test_store(golden):
+    golden("inspect.txt", store_report(STORE))
+
+
+def test_new_store(golden):
+    golden("inspect_new.txt", store_report(STORE | {"tables": [], "checkpoints": []}))

@@ -74,7 +74,7 @@ def outcome(result):
 def test_the_bits_do_not_depend_on_memory_threads_or_workers(config, optimizer):
     config = dataclasses.replace(config, optimizer=optimizer)
     large = train(dataclasses.replace(config, dram="64MiB", threads=1))
-    small = train(dataclasses.replace(config, dram="24KiB", threads=2, workers=2))
+    small = train(dataclasses.replace(config, dram="3KiB", threads=2, workers=2))
     assert outcome(small) == outcome(large)
     assert small.tiers["dram"]["evictions"] > 0
     assert large.tiers["dram"]["evictions"] == 0
@@ -134,7 +134,7 @@ def test_a_run_stopped_again_and_again_ends_in_the_same_bits(config, tmp_path, o
     config = dataclasses.replace(config, optimizer=optimizer)
     alone = train(config)
     store = dataclasses.replace(
-        config, store=str(tmp_path / "store"), checkpoint_every=4, resume=True, dram="24KiB"
+        config, store=str(tmp_path / "store"), checkpoint_every=4, resume=True, dram="3KiB"
     )
     # Before the first checkpoint, right after one, in the second epoch, after the last step of an epoch.
     for step in (3, 4, 15, 16, 22, 30):
@@ -173,7 +173,7 @@ def test_a_resumed_run_has_the_same_arguments(config, tmp_path):
 
 
 def test_a_store_of_something_else_is_refused(config, tmp_path):
-    with Store(tmp_path / "store", seed=1) as store:
+    with Store(tmp_path / "store", seed=3) as store:
         store.checkpoint("mine", extra=b"my own bytes")
     with pytest.raises(StateError, match=r"checkpoint 'mine' of .* holds no readable training state"):
         train(dataclasses.replace(config, store=str(tmp_path / "store"), resume=True))
@@ -204,16 +204,17 @@ train(pickle.load(open(sys.argv[1], "rb")), Kill())
 def test_a_killed_run_resumes_to_the_same_bits(config, tmp_path):
     alone = train(config)
     store = dataclasses.replace(
-        config, store=str(tmp_path / "store"), checkpoint_every=3, resume=True, dram="24KiB", workers=1
+        config, store=str(tmp_path / "store"), checkpoint_every=3, resume=True, dram="3KiB", workers=1
     )
     (tmp_path / "config").write_bytes(pickle.dumps(store))
     for step in (5, 13, 20):
         arguments = [sys.executable, "-c", KILLED, str(tmp_path / "config"), str(step)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(arguments, env=environment, capture_output=True, check=False)
-        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+        # No pipes: the worker lives on for some seconds, and the next run must start beside it.
+        done = subprocess.run(arguments, env=environment, check=False)
+        assert done.returncode == -signal.SIGKILL
     result = train(store)
-    assert result.resumed_at_step == 18
+    assert result.resumed_at_step in (15, 18)  # the checkpoint of step 18 was being written
     assert outcome(result) == outcome(alone)
 
 

@@ -6,6 +6,7 @@ turn, so the blocks come in the order of the file and the samples are those of p
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -54,7 +55,13 @@ def parse_in_workers(raw: Iterable[_Parseable], num_workers: int) -> Iterator[Pa
         collate_fn=_as_it_is,
         multiprocessing_context="fork",
     )
-    for item in loader:
+    # A worker must not collect what this process made: that copies its pages, and ends what is in use here.
+    gc.freeze()
+    try:
+        items = iter(loader)  # forks
+    finally:
+        gc.unfreeze()
+    for item in items:
         if isinstance(item, DataError):
             raise item
         yield item
