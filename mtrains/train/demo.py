@@ -34,7 +34,7 @@ from mtrains.train.tables import InMemoryTables, table_specs
 __all__ = ["DemoResult", "demo_config", "run_demo", "train_control"]
 
 _SAMPLE = "flights_2013_q1.tsv.xz"
-_STATE_FLOATS = 1  # Adagrad keeps one float32 for each weight
+_STATE_FLOATS = 2  # Adam keeps two float32 for each weight
 _FLOAT_BYTES = 4
 
 
@@ -69,8 +69,8 @@ def demo_config(data: str, epochs: int) -> TrainConfig:
         schema=schema,
         table_rows=(50_000,) * len(schema.features),
         shape=ModelShape(embedding_dim=32, bottom_mlp=(64,), top_mlp=(64, 32)),
-        optimizer="adagrad",
-        lr=0.02,
+        optimizer="sparse_adam",
+        lr=0.001,
         batch_size=256,
         epochs=epochs,
         holdout=0.2,

