@@ -133,17 +133,22 @@ def test_held_epochs_stay_until_they_are_released(tmp_path):
         assert [c.tag for c in store.checkpoints()] == ["later"]
 
 
-def test_a_checkpoint_while_rows_change_is_the_moment_of_its_call(tmp_path):
-    with Store(tmp_path / "s", dram="256KiB", seed=0) as store:
-        table = store.add_table(spec())
-        write(store, table, range(20_000), 1)
+def test_a_checkpoint_while_rows_change_is_the_moment_of_its_call(tmp_path, monkeypatch):
+    with Store(tmp_path / "s", dram="2MiB", seed=0) as store:
+        table = store.add_table(spec(dim=64))
+        write_many(store, table, 0, 20, 1000)
         before = store.digest()
+        monkeypatch.setattr(store._session, "_sweep_rows", lambda: 20)  # so that it takes long
         store.checkpoint("live", wait=False)
-        for i in range(20):
-            write(store, table, range(i * 1000, (i + 1) * 1000), 2)
+        assert not store._running.done
+        for round_ in range(4):  # what the checkpoint needs is superseded, segment by segment
+            for i in range(20):
+                write(store, table, range(i * 1000, (i + 1) * 1000), 100 + round_)
         store.checkpoint("after")
+        assert store.stats().tiers["ssd"]["segments_deleted"] > 0
         store.restore("live")
         assert store.digest() == before
+    assert verify_store(tmp_path / "s") == []
 
 
 def test_large_extra_and_wrong_arguments(tmp_path):

@@ -1,7 +1,7 @@
 """Power loss: every disk that may be left, at any write of a run, opens at a checkpoint that was promised.
 
-A run under crash_shim.c is recorded. A disk image is what was durable at some moment, plus any part of what was not: of each
-4 KiB page its writes up to some one of them, of names and folders the first few changes.
+A run under crash_shim.c is recorded. A disk image is what was durable at some moment, plus any part of what was not:
+of each 4 KiB page its writes up to some one of them, of names and folders the first few changes.
 """
 
 import os
@@ -58,8 +58,8 @@ for session in range(3):
         acknowledged.write(b"%d\\n" % number)
         number += 1
         if number == 7:
+            acknowledged.write(b"5\\n")  # from here on either may be found
             store.restore(5)
-            acknowledged.write(b"5\\n")
     store.engine.write_rows(table.number, rows, random.random((len(rows), 8), np.float32))
     store.flush()
     store.close()
