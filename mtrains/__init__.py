@@ -6,8 +6,8 @@ try:
     from mtrains import _native as _native
 except ImportError as error:
     raise ImportError(
-        f"the native module of mtrains is missing or does not load ({error}); build it with `pip install .` in the "
-        "source tree, which needs a C++20 compiler"
+        f"the native module of mtrains is missing or does not load ({error}); build it with `pip install .` "
+        "in the source tree, which needs a C++20 compiler"
     ) from error
 
 from mtrains import init, optim

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import nn
 
+from mtrains.eager import outside_graphs
 from mtrains.embedding_bag import check_indices, check_per_sample_weights
-from mtrains.lookup import Bags, PooledLookup, outside_graphs
+from mtrains.lookup import Bags, PooledLookup
 from mtrains.specs import TableSpec
 from mtrains.store import Store
 from mtrains.tiered_table import TieredTable
@@ -18,11 +19,20 @@ from mtrains.weight import TieredWeight
 __all__ = ["TieredEmbeddingBagCollection"]
 
 
+class JaggedTensor(Protocol):
+    """What is used of an object like torchrec's KeyedJaggedTensor."""
+
+    def keys(self) -> Sequence[str]: ...
+    def values(self) -> torch.Tensor: ...
+    def offsets(self) -> torch.Tensor: ...
+    def weights_or_none(self) -> torch.Tensor | None: ...
+
+
 class TieredEmbeddingBagCollection(nn.Module):
     """Tables of one store and the features that look them up, in one native pass a forward.
 
-    `features` lists the features in their order, table after table; the output has their columns in that order.
-    `embedding_bags[table]` is each table's module: its `weight`, read_rows(), write_rows().
+    `features` lists the features in their order, table after table; the output has their columns in that
+    order. `embedding_bags[table]` is each table's module: its `weight`, read_rows(), write_rows().
 
     Args:
         tables: specs with distinct names and features and one dtype; a name must not contain ".".
@@ -51,7 +61,7 @@ class TieredEmbeddingBagCollection(nn.Module):
 
     def forward(
         self,
-        indices: Any,
+        indices: torch.Tensor | JaggedTensor,
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -63,16 +73,20 @@ class TieredEmbeddingBagCollection(nn.Module):
             offsets: int32 or int64[F * B + 1], the first is 0, the last n.
             per_sample_weights: floating[n], for mode "sum" of all tables.
         Raises:
-            IndexError: an index is out of range. ValueError: offsets or shapes do not fit. TypeError: other dtypes.
+            IndexError: an index is out of range. ValueError: offsets or shapes do not fit. TypeError: other
+            dtypes.
         """
         if torch.compiler.is_compiling():
             return _forward_outside_graphs(self, indices, offsets, per_sample_weights)
         return self._forward(indices, offsets, per_sample_weights)
 
     def _forward(
-        self, indices: Any, offsets: torch.Tensor | None, per_sample_weights: torch.Tensor | None
+        self,
+        indices: torch.Tensor | JaggedTensor,
+        offsets: torch.Tensor | None,
+        per_sample_weights: torch.Tensor | None,
     ) -> torch.Tensor:
-        if not isinstance(indices, torch.Tensor) and hasattr(indices, "weights_or_none"):
+        if not isinstance(indices, torch.Tensor):
             indices, offsets, per_sample_weights = self._unpacked(indices, offsets, per_sample_weights)
         bags = self._bags(indices, offsets, per_sample_weights)
         weights = tuple([module._parameters["weight"] for module in self._modules_in_order])
@@ -88,8 +102,8 @@ class TieredEmbeddingBagCollection(nn.Module):
         first, last, count = int(bags.offsets[0]), int(bags.offsets[-1]), len(bags.indices)
         if first != 0 or last != count:
             raise ValueError(
-                f"offsets must go from 0 to {count}, the number of indices; got {first} at position 0 and {last} at "
-                f"position {len(bags.offsets) - 1}"
+                f"offsets must go from 0 to {count}, the number of indices; got {first} at position 0 and "
+                f"{last} at position {len(bags.offsets) - 1}"
             )
         out = []
         for feature, lookup in enumerate(self._lookups):
@@ -103,8 +117,10 @@ class TieredEmbeddingBagCollection(nn.Module):
         return out
 
     def _unpacked(
-        self, jagged: Any, offsets: object, per_sample_weights: object
+        self, jagged: JaggedTensor, offsets: object, per_sample_weights: object
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        if not hasattr(jagged, "weights_or_none"):
+            raise TypeError(f"indices must be a tensor or a jagged tensor, got {type(jagged).__name__}")
         if offsets is not None or per_sample_weights is not None:
             raise ValueError("offsets and weights come from the jagged tensor itself; pass it alone")
         keys = tuple(jagged.keys())
@@ -114,7 +130,7 @@ class TieredEmbeddingBagCollection(nn.Module):
             )
         return jagged.values(), jagged.offsets(), jagged.weights_or_none()
 
-    def _bags(self, indices: Any, offsets: Any, per_sample_weights: torch.Tensor | None) -> Bags:
+    def _bags(self, indices: object, offsets: object, per_sample_weights: torch.Tensor | None) -> Bags:
         indices = check_indices(indices, "indices")
         offsets = check_indices(offsets, "offsets")
         if indices.ndim != 1 or offsets.ndim != 1:
@@ -151,7 +167,8 @@ def _feature_bags(bags: Bags, feature: int) -> Bags:
     first, last = int(offsets[0]), int(offsets[-1])
     if not 0 <= first <= last <= len(bags.indices):
         raise ValueError(
-            f"offsets must not decrease, got {first} at position {begin} and {last} at position {begin + num_bags}"
+            f"offsets must not decrease, got {first} at position {begin} and {last} at position "
+            f"{begin + num_bags}"
         )
     weights = bags.per_sample_weights
     return Bags(
@@ -171,7 +188,7 @@ def _same_objects(first: tuple[object, ...], second: tuple[object, ...]) -> bool
 @outside_graphs
 def _forward_outside_graphs(
     module: TieredEmbeddingBagCollection,
-    indices: Any,
+    indices: torch.Tensor | JaggedTensor,
     offsets: torch.Tensor | None,
     per_sample_weights: torch.Tensor | None,
 ) -> torch.Tensor:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from mtrains.eager import outside_graphs
 from mtrains.init import Init
-from mtrains.lookup import Bags, PooledLookup, outside_graphs
+from mtrains.lookup import Bags, PooledLookup
 from mtrains.specs import TableSpec
 from mtrains.store import Store
 from mtrains.tiered_table import TieredTable
@@ -59,15 +58,15 @@ class _LookupModule(TieredTable):
 class TieredEmbeddingBag(_LookupModule):
     """nn.EmbeddingBag whose rows live in a store, across tiers; the same arguments, order and defaults.
 
-    Different on purpose: an index out of range is an IndexError that changed nothing; a (B, 0) input gives B zero
-    rows; with include_last_offset, offsets[-1] must be the number of indices; max works with sparse=True. `sparse`
-    has no effect: gradients never have num_embeddings rows. max_norm, scale_grad_by_freq and devices other than the
-    CPU are refused.
+    Different on purpose: an index out of range is an IndexError that changed nothing; a (B, 0) input gives B
+    zero rows; with include_last_offset, offsets[-1] must be the number of indices; max works with
+    sparse=True. `sparse` has no effect: gradients never have num_embeddings rows. max_norm,
+    scale_grad_by_freq and devices other than the CPU are refused.
 
     Args:
-        store: where the rows live; by default a private temporary Store of this module alone, deleted with it.
+        store: where the rows live; by default a private temporary Store of this module, deleted with it.
         name: the table's name in the store; required unless the store is temporary.
-        init: initial values (mtrains.init); by default normal(0, 1) as nn.EmbeddingBag, from the store's seed.
+        init: initial values (mtrains.init), from the store's seed; by default normal(0, 1) as nn.EmbeddingBag.
     """
 
     def __init__(
@@ -157,10 +156,11 @@ class TieredEmbeddingBag(_LookupModule):
 
         Args:
             input: int32 or int64; [n] with offsets, or [B, n/B] without. Not kept.
-            offsets: int32 or int64[B], where bags begin, from 0 on, not decreasing; one more with include_last_offset.
+            offsets: int32 or int64[B], where bags begin: from 0 on, not decreasing; with
+                include_last_offset one more, the length of input.
             per_sample_weights: floating, shaped as input; mode "sum" only.
         Raises:
-            IndexError: an index is out of range. ValueError: offsets or shapes do not fit. TypeError: other dtypes.
+            IndexError: an index is out of range. ValueError: offsets or shapes do not fit. TypeError: dtypes.
         """
         if torch.compiler.is_compiling():
             return _forward_bag_outside_graphs(self, input, offsets, per_sample_weights)
@@ -313,8 +313,8 @@ class TieredEmbedding(_LookupModule):
         super()._check_written(rows, values)
         if self.padding_idx is not None and values[rows == self.padding_idx].any():
             raise ValueError(
-                f"table {self.table.name!r}: the row of padding_idx={self.padding_idx} reads as zeros, other values "
-                "cannot be written to it"
+                f"table {self.table.name!r}: the row of padding_idx={self.padding_idx} reads as zeros, other "
+                "values cannot be written to it"
             )
 
 
@@ -333,7 +333,7 @@ def _forward_outside_graphs(module: TieredEmbedding, input: torch.Tensor) -> tor
     return module._forward(input)
 
 
-def check_indices(indices: Any, name: str) -> torch.Tensor:
+def check_indices(indices: object, name: str) -> torch.Tensor:
     """Return `indices` contiguous; TypeError unless it is int32 or int64, ValueError unless on the CPU."""
     if not isinstance(indices, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(indices).__name__}")
@@ -344,7 +344,7 @@ def check_indices(indices: Any, name: str) -> torch.Tensor:
     return indices.contiguous()
 
 
-def check_per_sample_weights(weights: Any, input: torch.Tensor, mode: str) -> None:
+def check_per_sample_weights(weights: object, input: torch.Tensor, mode: str) -> None:
     """Raise unless `weights` may weight the positions of `input` under `mode`."""
     if mode != "sum":
         raise NotImplementedError(f"per_sample_weights is supported for mode='sum' only, got mode={mode!r}")

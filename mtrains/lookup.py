@@ -6,29 +6,26 @@ Legend: F features, B bags of a feature, D columns of a feature.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import torch
 from torch._ops import OpOverload
 
 from mtrains._native import Lookup, LookupSpec
+from mtrains.eager import outside_graphs
 from mtrains.errors import StateError
 from mtrains.row_grad import GradPiece, RowGrad
 from mtrains.specs import MODES
 from mtrains.weight import TableGraph, TieredWeight
 
-__all__ = ["Bags", "PooledLookup", "outside_graphs"]
-
-# torch.compiler.disable that imports torch._dynamo (2 s) at the first call, not at import. Traced into a graph, a
-# lookup would be a constant: the model would train with its tables frozen.
-outside_graphs = torch._disable_dynamo  # type: ignore[attr-defined]
+__all__ = ["Bags", "PooledLookup"]
 
 
 class Bags(NamedTuple):
     """What is looked up, checked: bags of positions, feature after feature.
 
-    indices: int32 or int64[n], contiguous, on the CPU. offsets: int32 or int64, contiguous, or None: then every bag
-    has `bag_size` indices. num_bags: B, of each feature. per_sample_weights: floating[n] or None.
+    indices: int32 or int64[n], contiguous, on the CPU. offsets: int32 or int64, contiguous, or None: then
+    every bag has `bag_size` indices. num_bags: B, of each feature. per_sample_weights: floating[n] or None.
     """
 
     indices: torch.Tensor
@@ -62,12 +59,12 @@ class _Plan:
         self.sequences = [graph.open_next() for graph in graphs]
 
     def __del__(self) -> None:
-        for graph, sequence in zip(self.graphs, self.sequences):  # noqa: B905 (one length, and this is a hot path)
+        for graph, sequence in zip(self.graphs, self.sequences, strict=True):
             graph.open.discard(sequence)
 
 
 class _SavedPlan(torch.Tensor):
-    """A tensor without storage that carries a plan through save_for_backward (and the hooks of saved tensors)."""
+    """A tensor without storage that carries a plan through save_for_backward and its hooks."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     plan: _Plan
@@ -82,7 +79,8 @@ class _SavedPlan(torch.Tensor):
         pass
 
     @classmethod
-    def __torch_dispatch__(
+    @outside_graphs
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: OpOverload,
         types: Iterable[type],
@@ -92,8 +90,8 @@ class _SavedPlan(torch.Tensor):
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return cls(args[0].plan)
         raise NotImplementedError(
-            f"{func}: the plan of a tiered lookup stays in memory until its backward; exclude it from hooks of "
-            "saved tensors that copy or convert (only detach is possible)"
+            f"{func}: the plan of a tiered lookup stays in memory until its backward; exclude it from hooks "
+            "of saved tensors that copy or convert (only detach is possible)"
         )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -105,8 +103,8 @@ class _SavedPlan(torch.Tensor):
 class PooledLookup:
     """Looks up features of the tables of one store in one native pass.
 
-    weights: one a feature; a weight may come several times. modes: "sum", "mean" or "max", one a feature; "max" only
-    as a single feature. Reusable and cheap to call; made once for a module.
+    weights: one a feature; a weight may come several times. modes: "sum", "mean" or "max", one a feature;
+    "max" only as a single feature. Reusable and cheap to call; made once for a module.
     """
 
     __slots__ = (
@@ -135,13 +133,13 @@ class PooledLookup:
     def __call__(self, bags: Bags) -> torch.Tensor:
         """Return the pooled rows, [B, sum of D] of the tables' dtype.
 
-        Raises: IndexError and ValueError for what is wrong in the indices and offsets; nothing has changed then.
+        Raises: IndexError, ValueError: indices or offsets are wrong; nothing has changed then.
         """
         self._store.check_open()
         weights = bags.per_sample_weights
         if torch.is_grad_enabled() and (
             (weights is not None and weights.requires_grad)
-            or any([weight.requires_grad for weight in self._weights])
+            or any(weight.requires_grad for weight in self._weights)
         ):
             _check_single_process(self)
             out = _Function.apply(self, bags, weights, *self._weights)  # type: ignore[no-untyped-call]
@@ -197,8 +195,8 @@ class PooledLookup:
             return [0] * num_features
         return cast("list[int]", bags.offsets[:: bags.num_bags].tolist()[:num_features])
 
-    def _grad(self, grad: torch.Tensor, plan: _Plan) -> torch.Tensor:
-        """Return the gradient of the sums: float32, columns contiguous; by reference where it is so already."""
+    def _grad(self, grad: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the sums: float32, columns contiguous; by reference where it can be."""
         if grad.dtype is not torch.float32:
             grad = grad.float()
         return grad if grad.stride(1) == 1 or self.num_columns == 1 else grad.contiguous()
@@ -237,12 +235,12 @@ class PooledLookup:
         return grads
 
     def _weights_grad(self, grad: torch.Tensor, plan: _Plan, like: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of per_sample_weights: the dot product of each position's row with its bag's gradient."""
+        """Return the gradient of per_sample_weights: the dot product of row and bag's gradient."""
         store = self._store
         if plan.generation != store.generation:
             raise StateError(
-                "per_sample_weights' gradient reads the rows of the forward, and the store was restored since; "
-                "call backward() before restore()"
+                "per_sample_weights' gradient reads the rows of the forward, and the store was restored "
+                "since; call backward() before restore()"
             )
         result = torch.empty(like.numel(), dtype=torch.float32)
         for feature, start in enumerate(plan.starts):
@@ -256,12 +254,23 @@ class PooledLookup:
         return result.to(like.dtype).view(like.shape)
 
 
+class _Context(Protocol):
+    """What is used of autograd's ctx."""
+
+    pooled_lookup: PooledLookup
+    weights_like: torch.Tensor | None
+    saved_tensors: tuple[_SavedPlan]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+
+
 class _Function(torch.autograd.Function):
     """Autograd's node of a PooledLookup; gradients of the weights are RowGrads."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         lookup: PooledLookup,
         bags: Bags,
         per_sample_weights: torch.Tensor | None,
@@ -275,18 +284,22 @@ class _Function(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
-        # Grad mode is on under create_graph=True only; torch's check of a second derivative costs 4 us a call.
+    @outside_graphs  # a compiled function that calls backward() would trace this
+    def backward(ctx: _Context, grad_out: torch.Tensor) -> tuple[Any, ...]:
+        # Grad mode is on only under create_graph=True; torch's check of a second derivative costs 4 us.
         return _backward_once(ctx, grad_out) if torch.is_grad_enabled() else _backward(ctx, grad_out)
 
 
-def _backward(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
-    lookup: PooledLookup = ctx.pooled_lookup
-    plan: _Plan = ctx.saved_tensors[0].plan
+def _backward(ctx: _Context, grad_out: torch.Tensor) -> tuple[Any, ...]:
+    lookup = ctx.pooled_lookup
+    plan = ctx.saved_tensors[0].plan
     lookup._store.check_open()
-    grad = lookup._grad(grad_out, plan)
+    grad = lookup._grad(grad_out)
     needed = ctx.needs_input_grad
-    weights_grad = lookup._weights_grad(grad, plan, ctx.weights_like) if needed[2] else None
+    weights_grad = None
+    if needed[2]:
+        assert ctx.weights_like is not None
+        weights_grad = lookup._weights_grad(grad, plan, ctx.weights_like)
     return (None, None, weights_grad, *lookup._grads(grad, plan, needed[3:]))
 
 
@@ -299,7 +312,7 @@ def _check_single_process(lookup: PooledLookup) -> None:
         return
     if lookup._store.distributed != "local":
         raise StateError(
-            f"training a table with torch.distributed of {distributed.get_world_size()} processes: each process would "
-            "train its own copy of the rows and they would diverge; pass Store(distributed='local') if that is "
-            "meant, or freeze the table with requires_grad_(False)"
+            f"training a table with torch.distributed of {distributed.get_world_size()} processes: each "
+            "process would train its own copy of the rows and they would diverge; pass "
+            "Store(distributed='local') if that is meant, or freeze the table with requires_grad_(False)"
         )

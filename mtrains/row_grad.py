@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch._ops import OpOverload
 
 from mtrains._native import Lookup, Update
+from mtrains.eager import outside_graphs
 from mtrains.errors import StateError
 from mtrains.weight import TableGraph
 
@@ -23,9 +24,10 @@ RowSums: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.float32]]"
 class GradPiece:
     """The part of a gradient that came from one lookup of the table: its plan and grad_output, by reference.
 
-    sequence: order of the forward. grad: float32[B, >= D], columns contiguous, kept alive; `version` is its version
-    when backward gave it, `grad_ptr` the address of the first of this lookup's D columns, `grad_stride` in floats.
-    per_sample_weights: float32 of this lookup's positions, or None. argmax: int64[B, D] for mode "max", or None.
+    sequence: order of the forward. grad: float32[B, >= D], columns contiguous, kept alive; `version` is its
+    version when backward gave it, `grad_ptr` the address of the first of this lookup's D columns,
+    `grad_stride` in floats. per_sample_weights: float32 of this lookup's positions, or None. argmax: int64[B,
+    D] for mode "max", or None.
     """
 
     __slots__ = (
@@ -58,16 +60,17 @@ class GradPiece:
         self.argmax = argmax
 
     def check(self, graph: TableGraph) -> None:
-        """Raise StateError if the gradient is no longer what backward() gave, or the store was restored since."""
+        """Raise StateError if the gradient is not what backward() gave, or the store was restored since."""
         if self.grad._version != self.version:
             raise StateError(
                 f"table {graph.table.name!r}: the gradient of a lookup's output was changed in place after "
-                "backward(), and the table's gradient refers to it; change it before backward(), or change a copy"
+                "backward(), and the table's gradient refers to it; change it before backward(), or change a "
+                "copy"
             )
         if self.generation != graph.table.store.generation:
             raise StateError(
-                f"table {graph.table.name!r}: its gradient is of a lookup made before the store was restored; "
-                "call zero_grad() and look up again"
+                f"table {graph.table.name!r}: its gradient is of a lookup made before the store was "
+                "restored; call zero_grad() and look up again"
             )
 
     @property
@@ -96,7 +99,7 @@ class _Body:
         return _Body(self.graph, list(self.pieces), self.prefix, self.scale)
 
     def sums(self) -> RowSums:
-        """Return the row sums without the scale; keeps them in place of the pieces where no earlier one can come."""
+        """Return the row sums without the scale; keeps them for the pieces if no earlier one can come."""
         prefix = self.prefix
         if self.pieces:
             engine = self.graph.table.store.engine
@@ -135,7 +138,7 @@ class _Body:
         self.prefix, self.pieces, self.scale = None, [], 1.0
 
     def add(self, other: _Body, alpha: float = 1.0) -> None:
-        """Add `alpha` times `other` to this body; the fold goes on in forward order where both have one scale."""
+        """Add `alpha` times `other`; the fold goes on in forward order where both have one scale."""
         scale = other.scale * alpha
         if not other.pieces and other.prefix is None:
             return
@@ -257,7 +260,7 @@ class RowGrad(torch.Tensor):
         """Return an ordinary tensor (N, D), which must fit in memory."""
         return self.to_sparse().to_dense()
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         body = self.body
         held = 0 if body.prefix is None else len(body.prefix[0])
         return (
@@ -274,7 +277,8 @@ class RowGrad(torch.Tensor):
         )
 
     @classmethod
-    def __torch_dispatch__(
+    @outside_graphs
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: OpOverload,
         types: Iterable[type],
@@ -289,8 +293,8 @@ class RowGrad(torch.Tensor):
 
 def _refusal(func: OpOverload) -> NotImplementedError:
     return NotImplementedError(
-        f"the gradient of a tiered table does not support {func} with these arguments: it has no storage. Take "
-        "the rows with grad.to_sparse(), update the table with mtrains.optim; under "
+        f"the gradient of a tiered table does not support {func} with these arguments: it has no storage. "
+        "Take the rows with grad.to_sparse(), update the table with mtrains.optim; under "
         "torch.autograd.set_detect_anomaly pass check_nan=False"
     )
 

@@ -34,8 +34,8 @@ def reference_to(table: Table) -> torch.Tensor:
 def load_reference(table: Table, reference: torch.Tensor, error_msgs: list[str]) -> None:
     """Take one table's part in a load_state_dict(); restores the store when all of its tables were named.
 
-    error_msgs: the list that torch passes to every module of one load_state_dict() and raises at its end if it is not
-    empty. It holds a message as long as tables are missing.
+    error_msgs: the list that torch passes to every module of one load_state_dict() and raises at its end if
+    it is not empty. It holds a message as long as tables are missing.
     Raises: StateError, and the store stays as it is: another store, or tables named with different epochs.
     """
     named = _parse(reference, table)
@@ -46,8 +46,8 @@ def load_reference(table: Table, reference: torch.Tensor, error_msgs: list[str])
         )
     if named["store"] != store.uuid:
         raise StateError(
-            f"table {table.name!r}: state_dict is a reference to store {named['store']}, this is store {store.uuid}"
-            f"{_place(store)}; open that store, or load an ordinary weight of shape "
+            f"table {table.name!r}: state_dict is a reference to store {named['store']}, this is store "
+            f"{store.uuid}{_place(store)}; open that store, or load an ordinary weight of shape "
             f"({table.spec.num_embeddings}, {table.spec.embedding_dim})"
         )
     load = _LOADS.get(store)
@@ -55,8 +55,8 @@ def load_reference(table: Table, reference: torch.Tensor, error_msgs: list[str])
         load = _LOADS[store] = _Load(error_msgs, named["epoch"])
     if load.epoch != named["epoch"]:
         raise StateError(
-            f"state_dict names epoch {named['epoch']} for table {table.name!r} and epoch {load.epoch} for others; a "
-            "store goes back as a whole, so all of its tables must be saved by one state_dict()"
+            f"state_dict names epoch {named['epoch']} for table {table.name!r} and epoch {load.epoch} for "
+            "others; a store goes back as a whole, so all of its tables must be saved by one state_dict()"
         )
     load.names.add(table.name)
     missing = [other.name for other in store.tables() if other.name not in load.names]
@@ -64,8 +64,8 @@ def load_reference(table: Table, reference: torch.Tensor, error_msgs: list[str])
         error_msgs.remove(load.message)
     if missing:
         load.message = (
-            f"StateError: state_dict names epoch {load.epoch} of a store, but not for its tables {missing}; a store "
-            "goes back as a whole, so load them together (nothing was restored)"
+            f"StateError: state_dict names epoch {load.epoch} of a store, but not for its tables {missing}; "
+            "a store goes back as a whole, so load them together (nothing was restored)"
         )
         error_msgs.append(load.message)
         return
@@ -94,7 +94,8 @@ def _parse(reference: torch.Tensor, table: Table) -> dict[str, Any]:
         return {"store": str(named["store"]), "epoch": int(named["epoch"]), "table": str(named["table"])}
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(
-            f"table {table.name!r}: state_dict has neither a reference of this version of mtrains nor a weight"
+            f"table {table.name!r}: state_dict has neither a reference of this version of mtrains nor a "
+            "weight"
         ) from error
 
 

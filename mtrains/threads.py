@@ -31,7 +31,8 @@ _NUM_THREADS = _NumThreads()
 
 
 def set_num_threads(n: int) -> None:
-    """Use `n` threads in native passes of all open stores, and of those opened later. Changes no bit of any result.
+    """Use `n` threads in native passes of all open stores, and of those opened later. Changes no bit of any
+    result.
 
     Raises: ValueError unless n >= 1.
     """
@@ -45,7 +46,7 @@ def set_num_threads(n: int) -> None:
 
 
 def get_num_threads() -> int:
-    """Return the threads that a store opened now uses; torch.get_num_threads() unless set_num_threads() was called."""
+    """Return the threads of a store opened now: of set_num_threads(), else torch.get_num_threads()."""
     requested = _NUM_THREADS.requested
     return torch.get_num_threads() if requested is None else requested
 

@@ -24,8 +24,9 @@ _CHUNK_BYTES = 4 << 20  # of float32 rows copied at a time between tensors and t
 class TieredTable(nn.Module):
     """A module with one table of a store as its parameter `weight`.
 
-    `.to()`, `.cuda()`, `.half()` and the like leave the table as it is: its rows belong to the store. A checkpoint
-    reference, not the rows, is in state_dict(). Two modules over one table of a store share one `weight`.
+    `.to()`, `.cuda()`, `.half()` and the like leave the table as it is: its rows belong to the store. A
+    checkpoint reference, not the rows, is in state_dict(). Two modules over one table of a store share one
+    `weight`.
     """
 
     weight: TieredWeight
@@ -55,8 +56,9 @@ class TieredTable(nn.Module):
         """Return `weight` if it may stand in for this module's own: TypeError or ValueError says why not."""
         if type(weight) is not TieredWeight:
             raise TypeError(
-                f"the weight of table {self.table.name!r} was replaced by a {type(weight).__name__}; only the weight of "
-                "another tiered module can take its place (write_rows() or load_state_dict() set its rows)"
+                f"the weight of table {self.table.name!r} was replaced by a {type(weight).__name__}; only "
+                "the weight of another tiered module can take its place (write_rows() or load_state_dict() "
+                "set its rows)"
             )
         spec = weight.table.spec
         if spec.padding_idx != self.padding_idx:
@@ -89,7 +91,8 @@ class TieredTable(nn.Module):
             indices: integers of any shape, each in [0, num_embeddings).
             rows: floating [len, D]; rounded to nearest even where the table has 16 bits.
         Raises:
-            IndexError: an index is out of range; nothing has changed then. StateError: the store is read-only.
+            IndexError: an index is out of range; nothing has changed then. StateError: the store is
+            read-only.
         """
         self.store.check_open()
         numbers = _rows_array(indices)
@@ -169,8 +172,8 @@ class TieredTable(nn.Module):
             load_reference(self.table, value, error_msgs)
         elif tuple(value.shape) != (self.num_embeddings, self.embedding_dim):
             error_msgs.append(
-                f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in "
-                f"current model is {self.weight.shape}."
+                f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the "
+                f"shape in current model is {self.weight.shape}."
             )
         else:
             self.write_dense(value)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 
+from mtrains.eager import outside_graphs
 from mtrains.errors import StateError
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ _ALIASES = frozenset({_aten.detach.default, _aten.alias.default})
 class TableGraph:
     """What autograd and the optimizer hold of one table; one object a table, shared by aliases of its weight.
 
-    open: sequence numbers of the lookups whose backward may still come. Gradients are summed in forward order,
-    so a sum is fixed only when no earlier lookup is open.
+    open: sequence numbers of the lookups whose backward may still come. Gradients are summed in forward
+    order, so a sum is fixed only when no earlier lookup is open.
     optimizer: the mtrains optimizer that has the table, weakly.
     """
 
@@ -68,8 +69,8 @@ class TableGraph:
         elif self._untrained_pass != graph_task:
             raise StateError(
                 f"table {self.table.name!r} received gradients in a second backward pass and no mtrains "
-                "optimizer has it, so it would never change; give its weight to an optimizer of mtrains.optim "
-                "(model.parameters() contains it), or freeze it with requires_grad_(False)"
+                "optimizer has it, so it would never change; give its weight to an optimizer of "
+                "mtrains.optim (model.parameters() contains it), or freeze it with requires_grad_(False)"
             )
 
 
@@ -85,8 +86,8 @@ class TieredWeight(nn.Parameter):
     """A Parameter of shape (num_embeddings, embedding_dim) whose rows live in a store.
 
     It has shape, dtype, numel, requires_grad and a gradient (a RowGrad) as any parameter has, and no storage,
-    so a table of 1e12 rows costs nothing. Operations on it other than detach raise NotImplementedError, copies
-    and pickles TypeError. `TieredWeight.of(table)` returns the one weight of a table.
+    so a table of 1e12 rows costs nothing. Operations on it other than detach raise NotImplementedError,
+    copies and pickles TypeError. `TieredWeight.of(table)` returns the one weight of a table.
     """
 
     graph: TableGraph
@@ -133,7 +134,7 @@ class TieredWeight(nn.Parameter):
     def data(self, value: torch.Tensor) -> NoReturn:
         self._refuse("assigning .data")
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         rows, dim = self.shape
         return (
             f"TieredWeight(table={self.table.name!r}, num_embeddings={rows}, embedding_dim={dim}, "
@@ -142,8 +143,8 @@ class TieredWeight(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise TypeError(
-            f"a copy of table {self.table.name!r} is refused, its rows live in the store; use to_dense() for a "
-            "copy in memory, or open the store again with read_only=True"
+            f"a copy of table {self.table.name!r} is refused, its rows live in the store; use to_dense() for "
+            "a copy in memory, or open the store again with read_only=True"
         )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -154,13 +155,14 @@ class TieredWeight(nn.Parameter):
 
     def _refuse(self, operation: str) -> NoReturn:
         raise NotImplementedError(
-            f"{operation}: the rows of table {self.table.name!r} are in its store, not in this tensor; look them "
-            "up with the module, read them with read_rows(), set them with write_rows() or init=, train them "
-            "with mtrains.optim, copy them with to_dense()"
+            f"{operation}: the rows of table {self.table.name!r} are in its store, not in this tensor; look "
+            "them up with the module, read them with read_rows(), set them with write_rows() or init=, train "
+            "them with mtrains.optim, copy them with to_dense()"
         )
 
     @classmethod
-    def __torch_dispatch__(
+    @outside_graphs
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: OpOverload,
         types: Iterable[type],

@@ -68,6 +68,11 @@ class Formula:
         return w - lr * self.first[row] / (self.second[row].sqrt() + self.eps)
 
 
+def budgets(dim):
+    """All rows fit, or some three with the largest state."""
+    return st.sampled_from(["64MiB", 3 * (3 * 4 * dim + 24)])
+
+
 def lookups(draw_seed, dim, count):
     generator = torch.Generator().manual_seed(draw_seed)
     for _ in range(count):
@@ -84,14 +89,19 @@ def test_steps_are_close_to_the_formula(kind, data):
     dim = data.draw(st.sampled_from([1, 2, 3, 7, 16, 17, 64, 130, 300]))
     options = {"lr": 0.1, "maximize": data.draw(st.booleans())}
     if data.draw(st.booleans()):
-        options |= {"weight_decay": 0.05, "weight_decay_mode": data.draw(st.sampled_from(["l2", "decoupled"]))}
+        options |= {
+            "weight_decay": 0.05,
+            "weight_decay_mode": data.draw(st.sampled_from(["l2", "decoupled"])),
+        }
     if kind in (optim.Adagrad, optim.RowWiseAdagrad) and data.draw(st.booleans()):
         options |= {"lr_decay": 0.1, "initial_accumulator_value": 0.5}
     if kind in (optim.SparseAdam, optim.PartialRowWiseAdam) and data.draw(st.booleans()):
         options |= {"betas": (0.8, 0.99), "eps": 1e-3}
-    with Store(dram=data.draw(st.sampled_from(["64MiB", "64KiB"])), seed=1) as store:
+    with Store(dram=data.draw(budgets(dim)), seed=1) as store:
         emb = TieredEmbeddingBag(N, dim, mode="sum", store=store, name="t")
-        formula = Formula(kind, emb.read_dense(), **({"eps": 1e-10} if kind is optim.Adagrad else {}) | options)
+        formula = Formula(
+            kind, emb.read_dense(), **({"eps": 1e-10} if kind is optim.Adagrad else {}) | options
+        )
         optimizer = kind(emb.parameters(), **options)
         each = data.draw(st.integers(1, 3))
         for step in range(3):
@@ -114,7 +124,11 @@ TORCH = {
         {"lr": 0.1, "lr_decay": 0.01, "initial_accumulator_value": 0.25, "eps": 1e-6},
     ),
     "adam": (optim.SparseAdam, torch.optim.SparseAdam, {"lr": 0.01}),
-    "adam options": (optim.SparseAdam, torch.optim.SparseAdam, {"lr": 0.01, "betas": (0.5, 0.9), "eps": 1e-4}),
+    "adam options": (
+        optim.SparseAdam,
+        torch.optim.SparseAdam,
+        {"lr": 0.01, "betas": (0.5, 0.9), "eps": 1e-4},
+    ),
 }
 
 
@@ -126,7 +140,7 @@ def test_steps_are_close_to_torch(name, data):
     dim = data.draw(st.sampled_from([1, 2, 3, 7, 16, 17, 64, 130, 300]))
     mode = data.draw(st.sampled_from(["sum", "mean"]))
     padding_idx = data.draw(st.none() | st.integers(0, N - 1))
-    with Store(dram=data.draw(st.sampled_from(["64MiB", "64KiB"])), seed=1) as store:
+    with Store(dram=data.draw(budgets(dim)), seed=1) as store:
         emb = TieredEmbeddingBag(N, dim, mode=mode, padding_idx=padding_idx, store=store, name="t")
         dense = nn.EmbeddingBag(
             N, dim, mode=mode, padding_idx=padding_idx, _weight=emb.read_dense(), sparse=True
@@ -137,7 +151,9 @@ def test_steps_are_close_to_torch(name, data):
             batch = list(lookups(10 * data.draw(st.integers(0, 99)) + step, dim, each))
             for indices, grad in batch:
                 if mode == "mean":  # a lattice after the division too
-                    grad = grad * (indices != (-1 if padding_idx is None else padding_idx)).sum(1, keepdim=True)
+                    grad = grad * (indices != (-1 if padding_idx is None else padding_idx)).sum(
+                        1, keepdim=True
+                    )
                 emb(indices).backward(grad)
                 dense(indices).backward(grad)
             for optimizer in optimizers:
@@ -159,9 +175,7 @@ def test_16_bit_rows_follow_the_formula_on_average(kind, dtype):
             emb(torch.arange(N)[:, None]).backward(torch.ones(N, 300, dtype=dtype))
             optimizer.step()
             optimizer.zero_grad()
-        formula = Formula(
-            kind, torch.ones(N, 300), lr=1e-4, eps=1e-10 if kind is optim.Adagrad else 1e-8
-        )
+        formula = Formula(kind, torch.ones(N, 300), lr=1e-4, eps=1e-10 if kind is optim.Adagrad else 1e-8)
         for _ in range(20):
             formula.step([(torch.arange(N)[:, None], torch.ones(N, 300))])
         mean = float(emb.read_dense().float().mean())
@@ -183,8 +197,14 @@ class Net(nn.Module):
 
 PAIRS = [
     (optim.SGD, lambda tables, rest, **k: [torch.optim.SGD(tables, **k), torch.optim.SGD(rest, **k)]),
-    (optim.Adagrad, lambda tables, rest, **k: [torch.optim.Adagrad(tables, **k), torch.optim.Adagrad(rest, **k)]),
-    (optim.SparseAdam, lambda tables, rest, **k: [torch.optim.SparseAdam(tables, **k), torch.optim.Adam(rest, **k)]),
+    (
+        optim.Adagrad,
+        lambda tables, rest, **k: [torch.optim.Adagrad(tables, **k), torch.optim.Adagrad(rest, **k)],
+    ),
+    (
+        optim.SparseAdam,
+        lambda tables, rest, **k: [torch.optim.SparseAdam(tables, **k), torch.optim.Adam(rest, **k)],
+    ),
 ]
 
 
@@ -337,7 +357,7 @@ def test_a_closure_runs_with_gradients(store):
         return loss
 
     with torch.no_grad():
-        assert float(optimizer.step(closure)) == pytest.approx(float(before[1].sum()))
+        assert float(optimizer.step(closure).detach()) == pytest.approx(float(before[1].sum()))
     assert torch.equal(emb.read_dense()[1], before[1] - 0.5)
 
 
@@ -458,7 +478,7 @@ def test_optimizer_state_of_another_step_is_refused(store):
     emb(torch.tensor([[1]])).sum().backward()
     optimizer.step()
     optimizer.load_state_dict(state)
-    with pytest.raises(StateError, match="step 0.*at step 1"):
+    with pytest.raises(StateError, match=r"step 0.*at step 1"):
         optimizer.step()
 
 

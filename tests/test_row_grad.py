@@ -14,7 +14,7 @@ from mtrains import TieredEmbeddingBag
 from mtrains.errors import StateError
 from mtrains.row_grad import RowGrad
 
-N, D, B = 12, 5, 4
+N, D, B = 40, 5, 4
 
 
 @pytest.fixture
@@ -172,9 +172,7 @@ def test_non_finite_check_and_unscale(emb):
         emb.weight.grad = None
         emb(lookup[0]).backward(lookup[1] * (float("inf") if bad else 1.0))
         other, found = torch.ones(3), torch.zeros(1)
-        torch._amp_foreach_non_finite_check_and_unscale_(
-            [other, emb.weight.grad], found, torch.tensor(0.25)
-        )
+        torch._amp_foreach_non_finite_check_and_unscale_([other, emb.weight.grad], found, torch.tensor(0.25))
         assert bool(found) is bad
         assert torch.equal(other, torch.full((3,), 0.25))
         if not bad:

@@ -1,4 +1,4 @@
-"""Optimizers that step tables and ordinary parameters; formulas, defaults and state names are torch.optim's."""
+"""Optimizers of tables and ordinary parameters; formulas, defaults and names are torch.optim's."""
 
 from __future__ import annotations
 

@@ -14,12 +14,13 @@ __all__ = ["Adagrad", "RowWiseAdagrad"]
 class Adagrad(TieredOptimizer):
     """torch.optim.Adagrad: s += g^2; w -= clr * g / (sqrt(s) + eps) with clr = lr / (1 + (t - 1) * lr_decay).
 
-    Duplicates of a row are summed over all lookups since zero_grad(), then it is updated once. t counts the steps of
-    a table with a gradient.
+    Duplicates of a row are summed over all lookups since zero_grad(), then it is updated once. t counts the
+    steps of a table with a gradient.
 
     Args:
-        weight_decay: of the rows that have a gradient. weight_decay_mode: "l2": g += weight_decay * w, as torch;
-            "decoupled": w -= lr * weight_decay * w first.
+        weight_decay: of the rows that have a gradient.
+        weight_decay_mode: "l2": g += weight_decay * w, as torch; "decoupled": w -= lr * weight_decay * w
+            first.
         initial_accumulator_value: s of a row that was never updated.
         foreach, fused: for ordinary parameters.
     """
@@ -78,7 +79,8 @@ class RowWiseAdagrad(Adagrad):
     The usual optimizer of recommendation models: its state is 4 bytes a row. Ordinary parameters get
     torch.optim.Adagrad. Otherwise as Adagrad.
 
-    Source: FBGEMM's EXACT_ROWWISE_ADAGRAD (docs of split_table_batched_embeddings_ops), eps = 1e-8 outside the root.
+    Source: FBGEMM's EXACT_ROWWISE_ADAGRAD (docs of split_table_batched_embeddings_ops), eps = 1e-8 outside
+    the root.
     """
 
     kind = "rowwise_adagrad"

@@ -16,12 +16,13 @@ class SparseAdam(TieredOptimizer):
     """torch.optim.SparseAdam on tables, torch.optim.Adam on ordinary parameters.
 
     m += (g - m)(1 - b1); v += (g^2 - v)(1 - b2); w -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
-    Rows without a gradient do not move, unlike under Adam. Duplicates of a row are summed over all lookups since
-    zero_grad(), then it is updated once. t counts the steps of a table with a gradient.
+    Rows without a gradient do not move, unlike under Adam. Duplicates of a row are summed over all lookups
+    since zero_grad(), then it is updated once. t counts the steps of a table with a gradient.
 
     Args:
-        weight_decay: of the rows that have a gradient. weight_decay_mode: "l2": g += weight_decay * w, as torch's Adam;
-            "decoupled": w -= lr * weight_decay * w first, as AdamW.
+        weight_decay: of the rows that have a gradient.
+        weight_decay_mode: "l2": g += weight_decay * w, as torch's Adam; "decoupled": w -= lr * weight_decay * w
+            first, as AdamW.
         foreach, fused: for ordinary parameters.
     """
 
@@ -76,7 +77,8 @@ class SparseAdam(TieredOptimizer):
 
 
 class PartialRowWiseAdam(SparseAdam):
-    """SparseAdam with one second moment a row: v += (mean over D of g^2 - v)(1 - b2). Otherwise as SparseAdam.
+    """SparseAdam with one second moment a row: v += (mean over D of g^2 - v)(1 - b2). Otherwise as
+    SparseAdam.
 
     Source: FBGEMM's PARTIAL_ROWWISE_ADAM (docs of split_table_batched_embeddings_ops).
     """

@@ -1,4 +1,4 @@
-"""What the optimizers share: tables by one fused pass of the engine, other parameters by a torch optimizer."""
+"""What the optimizers share: tables by a fused pass, other parameters by a torch optimizer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import torch
 
 from mtrains._native import Update
+from mtrains.eager import outside_graphs
 from mtrains.errors import StateError
-from mtrains.lookup import outside_graphs
 from mtrains.row_grad import RowGrad
 from mtrains.store import OptimizerBinding, Store
 from mtrains.weight import TieredWeight
@@ -23,7 +23,7 @@ _DECAYS = {"l2": 1, "decoupled": 2}
 
 
 class _TableSteps(NamedTuple):
-    """The updates of the tables of one store, what must live until they ran, and the bindings they count in."""
+    """Updates of the tables of one store, what must live until they ran, the bindings they count in."""
 
     updates: list[Update]
     held: list[object]
@@ -33,9 +33,9 @@ class _TableSteps(NamedTuple):
 class TieredOptimizer(torch.optim.Optimizer):
     """Base of mtrains.optim. Not to be used itself.
 
-    A table's optimizer state lives with its rows in the store and is in checkpoints; state_dict() has only the table's
-    `step`. Ordinary parameters are stepped by a torch optimizer inside, which shares `state`. `step()` reads
-    gradients and does not clear them. Rows without a gradient do not move and do not decay.
+    A table's optimizer state lives with its rows in the store and is in checkpoints; state_dict() has only
+    the table's `step`. Ordinary parameters are stepped by a torch optimizer inside, which shares `state`.
+    `step()` reads gradients and does not clear them. Rows without a gradient do not move and do not decay.
     """
 
     kind: ClassVar[str]  # recorded in the store
@@ -63,7 +63,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         return 0.0
 
     def scalars(self, group: Group, step: int) -> dict[str, float]:
-        """Return lr, eps and the like of mtrains._native.Update for the `step`-th step of a table, from 1 on."""
+        """Return lr, eps and the like of mtrains._native.Update for a table's `step`-th step, from 1 on."""
         raise NotImplementedError
 
     # --- torch.optim.Optimizer
@@ -86,10 +86,11 @@ class TieredOptimizer(torch.optim.Optimizer):
         self._dense = None
 
     @outside_graphs
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
         """Update tables and ordinary parameters from their gradients; returns what `closure` returns.
 
-        Nothing has changed if a gradient is refused: StateError, when it was changed in place after backward().
+        Raises: StateError: a gradient was changed in place after backward(), or replaced; nothing has
+            changed then.
         """
         loss = None
         if closure is not None:
@@ -115,8 +116,8 @@ class TieredOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load hyper-parameters and the state of ordinary parameters.
 
-        A table's rows and state come from its store, restored before or after this call; the next step() raises
-        StateError if the store is not at the step that `state_dict` was saved at.
+        A table's rows and state come from its store, restored before or after this call; the next step()
+        raises StateError if the store is not at the step that `state_dict` was saved at.
         """
         super().load_state_dict(state_dict)
         self._expected_steps = {}
@@ -125,8 +126,9 @@ class TieredOptimizer(torch.optim.Optimizer):
                 state = self.state.pop(weight, {})
                 if state.keys() - {"step"}:
                     raise StateError(
-                        f"table {weight.table.name!r}: state_dict has {sorted(state)} of all rows, as a torch optimizer's; "
-                        "the state of a table's rows can only come from a checkpoint of its store"
+                        f"table {weight.table.name!r}: state_dict has {sorted(state)} of all rows, as a "
+                        "torch optimizer's; the state of a table's rows can only come from a checkpoint of "
+                        "its store"
                     )
                 if "step" in state:
                     self._expected_steps[weight] = int(state["step"])
@@ -152,15 +154,16 @@ class TieredOptimizer(torch.optim.Optimizer):
             binding = self._attach(weight, group)
         if binding.kind != self.kind:
             raise StateError(
-                f"table {weight.table.name!r} now has the state of optimizer {binding.kind!r}, this is {self.kind!r}; "
-                "one table has one optimizer at a time"
+                f"table {weight.table.name!r} now has the state of optimizer {binding.kind!r}, this is "
+                f"{self.kind!r}; one table has one optimizer at a time"
             )
         if self._expected_steps:
             expected = self._expected_steps.pop(weight, binding.step)
             if expected != binding.step:
                 raise StateError(
-                    f"table {weight.table.name!r}: load_state_dict() gave the optimizer step {expected}, the rows in the "
-                    f"store are at step {binding.step}; restore the checkpoint that it was saved with"
+                    f"table {weight.table.name!r}: load_state_dict() gave the optimizer step {expected}, the "
+                    f"rows in the store are at step {binding.step}; restore the checkpoint that it was saved "
+                    "with"
                 )
         return binding
 
@@ -175,8 +178,8 @@ class TieredOptimizer(torch.optim.Optimizer):
                     continue
                 if type(grad) is not RowGrad:
                     raise StateError(
-                        f"the gradient of table {weight.table.name!r} was replaced by a {type(grad).__name__}; "
-                        "only what backward() made can be stepped"
+                        f"the gradient of table {weight.table.name!r} was replaced by a "
+                        f"{type(grad).__name__}; only what backward() made can be stepped"
                     )
                 binding = self._binding(weight, group)
                 if binding.step not in arguments:
@@ -217,7 +220,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         dense.step()
 
     def _dense_optimizer(self) -> torch.optim.Optimizer | None:
-        """Return the torch optimizer of the ordinary parameters, made anew after groups or state were replaced."""
+        """Return the torch optimizer of the ordinary parameters; new after groups or state changed."""
         if self._dense is None:
             groups = [
                 {"params": [param for param in group["params"] if type(param) is not TieredWeight]}
@@ -225,7 +228,8 @@ class TieredOptimizer(torch.optim.Optimizer):
             ]
             if not any(group["params"] for group in groups):
                 return None
-            dense = self.dense_class(
+            make_dense: Callable[..., torch.optim.Optimizer] = self.dense_class
+            dense = make_dense(
                 [
                     group | {key: self.param_groups[number][key] for key in self.defaults}
                     for number, group in enumerate(groups)

@@ -17,8 +17,9 @@ class SGD(TieredOptimizer):
     Duplicates of a row are summed over all lookups since zero_grad(), then it is updated once.
 
     Args:
-        weight_decay: of the rows that have a gradient. weight_decay_mode: "l2": g += weight_decay * w, as torch;
-            "decoupled": w -= lr * weight_decay * w first.
+        weight_decay: of the rows that have a gradient.
+        weight_decay_mode: "l2": g += weight_decay * w, as torch; "decoupled": w -= lr * weight_decay * w
+            first.
         foreach, fused: for ordinary parameters.
     Raises:
         NotImplementedError: momentum or nesterov (torch's sparse momentum moves rows that have no gradient).
@@ -63,8 +64,8 @@ class SGD(TieredOptimizer):
         check_hyper_parameters(group)
         if group["momentum"] or group["nesterov"] or group["dampening"]:
             raise NotImplementedError(
-                "SGD with momentum, dampening or nesterov would move rows that have no gradient; use momentum=0 here, "
-                "and a torch.optim.SGD of their own for the ordinary parameters"
+                "SGD with momentum, dampening or nesterov would move rows that have no gradient; use "
+                "momentum=0 here, and a torch.optim.SGD of their own for the ordinary parameters"
             )
 
     def state_fields(self, dim: int) -> tuple[tuple[str, int], ...]:
