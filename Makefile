@@ -39,7 +39,7 @@ $(VENV)/.tools: constraints.txt
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.installed
-	$(PIP) 'fbgemm-gpu-cpu==1.8.0'
+	$(PIP) --no-build-isolation --editable '.[test,lint,bench]'
 	touch $@
 
 native-asan: SANITIZE := address,undefined

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -38,7 +40,17 @@ def demo_report(result: DemoResult) -> RenderableType:
         f"  all in memory  sha256 {result.in_memory.rows_sha256}\n"
         f"  over SSD       sha256 {result.tiered.rows_sha256}\n"
     )
-    return Group(heading, runs, rows, counter_table("What the tiers did, over SSD", result.tiered.tiers))
+    moved = Text(_moves(result.tiered.tiers) + "\n")
+    return Group(
+        heading, runs, rows, moved, counter_table("What the tiers did, over SSD", result.tiered.tiers)
+    )
+
+
+def _moves(tiers: Mapping[str, Mapping[str, float]]) -> str:
+    dram, ssd = tiers["dram"], tiers["ssd"]
+    misses = f"{dram['new'] + dram['fetches']:,} misses ({dram['new']:,} of them first touches)"
+    written = f"{format_bytes(ssd['bytes_written'])} written"
+    return f"Over SSD: {dram['hits']:,} hits, {misses}, {dram['evictions']:,} evictions, {written}"
 
 
 def _add_run(table: Table, name: str, memory: str, run: TrainResult) -> None:
