@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Protocol
 
 import torch
+
+from mtrains.errors import StateError
 
 __all__ = ["follow_num_threads", "get_num_threads", "set_num_threads"]
 
@@ -42,7 +45,9 @@ def set_num_threads(n: int) -> None:
         raise ValueError(f"the number of threads must be >= 1, got {n}")
     _NUM_THREADS.requested = n
     for store in list(_NUM_THREADS.followers):
-        store.engine.set_num_threads(n)
+        # A store that was closed or lost meanwhile, or is a parent process's, runs no passes here.
+        with contextlib.suppress(StateError):
+            store.engine.set_num_threads(n)
 
 
 def get_num_threads() -> int:
