@@ -54,7 +54,7 @@ class Store:
         read_only: bool = False,
         io_engine: str = "auto",
         keep: int = 2,
-        distributed: object = None,
+        distributed: str | None = None,
         on_optimizer_change: Literal["error", "reset"] = "error",
     ) -> None:
         """Open the store at `path`, or create it; its parent folder must exist.
@@ -67,6 +67,7 @@ class Store:
             for life.
             io_engine: "uring", "pread", "mmap", or "auto", the first of these that works here.
             keep: checkpoints that are kept, the last ones, beside those that a state_dict holds.
+            distributed: "local" says that each process of torch.distributed is meant to train rows of its own.
             on_optimizer_change: what attaching another kind of optimizer to a table does: "error", or "reset"
             its state.
         Raises:
@@ -81,8 +82,9 @@ class Store:
             budgets=budgets,
             plan=plan,
             read_only=read_only,
-            distributed=distributed,
+            distributed=None if distributed == "local" else distributed,
         )
+        self._distributed = distributed
         options = SessionOptions(
             seed=_checked_seed(seed),
             dram_bytes=parse_bytes(dram),
@@ -135,6 +137,11 @@ class Store:
     def read_only(self) -> bool:
         """False: this version opens stores to write."""
         return False
+
+    @property
+    def distributed(self) -> str | None:
+        """How processes of torch.distributed share the rows: None, or "local", each has rows of its own."""
+        return self._distributed
 
     @property
     def io_engine(self) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from mtrains import CapacityError, FormatError, StateError, Store, TableSpec, TierIOError, init
+from mtrains import CapacityError, FormatError, StateError, Store, TableSpec, TierIOError, _native, init
 from mtrains.tiers.inspect import inspect_store
+from mtrains.tiers.records import Kind, key_of
 from mtrains.tiers.verify import verify_store
 
 DIM = 8
@@ -474,7 +475,9 @@ def test_flipped_bytes_elsewhere_are_named(tmp_path, where):
         assert any(f"segment {segment['id']}" in problem for problem in verify_store(path))
     else:
         catalog = path / "catalog.lmdb" / "data.mdb"
-        flip(catalog, catalog.read_bytes().find(b"e" * 4000) + 1000)
+        key = int.from_bytes(key_of(Kind.EXTRA), "big")
+        ((_, offset, _),) = _native.locate_values(str(catalog), key, key | (1 << 56) - 1).tolist()
+        flip(catalog, offset + 1000)
         assert any("EXTRA" in problem for problem in verify_store(path))
         assert verify_store(path, rebuild=True) == []
 

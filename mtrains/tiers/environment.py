@@ -36,7 +36,7 @@ def open_environment(
             lock=not readonly,
             create=create,
             readahead=False,
-            meminit=False,
+            meminit=metasync,
             lib_version=0,
         )
     except lmdb.Error as error:

@@ -3,7 +3,7 @@ deletes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,19 @@ _FULL_RATIO = 0.9  # emptying fuller segments gains too little
 _PUBLISHED = 2
 
 
-def choose_victims(segments: NDArray[Any], limit: int) -> list[int]:
+def choose_victims(segments: NDArray[Any], limit: int, emptied: Collection[int] = ()) -> list[int]:
     """Return numbers of at most `limit` segments to evacuate, the emptiest first; none while enough is live.
 
-    segments: `Engine.segments()`. Only segments with live rows count: those without are dead, or held by
+    segments: `Engine.segments()`. emptied: ids of segments that were evacuated; what is live there is dirty in slots,
+    and leaves when these are written.
+
+    Only segments with live rows count: those without are dead, or held by
     checkpoints until they are dropped, and evacuating cannot free either. So held bytes never cause writes,
     and live ones stay within 1 / TARGET_LIVE_RATIO of their disk.
     """
     active = segments[(segments["state"] == _PUBLISHED) & (segments["live"] > 0)]
+    if emptied:
+        active = active[~np.isin(active["id"], np.fromiter(emptied, np.uint64))]
     if len(active) == 0:
         return []
     ratios = live_ratios(active)

@@ -21,13 +21,15 @@ from mtrains.tiers.segment_meta import SegmentMeta
 __all__ = ["LogWriter", "WriterCounters"]
 
 _GROUP_SEGMENTS = 16
+_MIN_GROUP = 4
+_GATHER_SECONDS = 0.2
 _MAX_DELETES = 64
 _IDLE_SECONDS = 0.5
 _RETRY_SECONDS = 0.25
 # Evacuations allowed per appended segment. With 0.7 live in each, 7 of 10 segments' bytes are written to free
 # 3.
 _EVACUATIONS_PER_SEGMENT = 3
-_MAX_CREDIT = 24
+_MAX_CREDIT = 48
 Result = TypeVar("Result")
 
 
@@ -78,7 +80,9 @@ class LogWriter:
         self._stopping = False
         self._poked = threading.Event()
         self._sealed_ids: set[int] = set()
-        self._credit = 0
+        self._credit = 0.0
+        self._more = False  # background work is left
+        self._emptied: set[int] = set()  # ids of evacuated segments
         self._epochs_mutex = threading.Lock()  # no segment is chosen for deletion while a checkpoint begins
         self._running_epoch: int | None = None
         self._protected: tuple[int, ...] = ()
@@ -167,16 +171,30 @@ class LogWriter:
         """Commit one group if one waits, then do one step of a job or of the background work."""
         with self._mutex:
             ticket = self._jobs[0] if self._jobs else None
-        timeout = 0.0 if ticket is not None or self._credit > 0 else _IDLE_SECONDS
+        timeout = 0.0 if ticket is not None or self._more else _IDLE_SECONDS
         segments = self._engine.next_sealed(_GROUP_SEGMENTS, timeout)
+        if segments and ticket is None:
+            segments += self._gather(len(segments))
         blocked = bool(segments) and not self._append(segments)
         if ticket is not None:
             self._step(ticket)
         elif blocked:
             self._poked.wait(_RETRY_SECONDS)
             self._poked.clear()
-        elif not self._collect() and not self._context.background() and not segments:
-            self._credit = 0
+        else:
+            limit = max(1, _EVACUATIONS_PER_SEGMENT * len(segments))
+            self._more = self._collect(limit) or self._context.background()
+
+    def _gather(self, present: int) -> list[_native.SealedSegment]:
+        """Wait a little for more segments: a commit costs the same for one and for several."""
+        gathered: list[_native.SealedSegment] = []
+        end = self._context.clock() + _GATHER_SECONDS
+        while present + len(gathered) < _MIN_GROUP and (left := end - self._context.clock()) > 0:
+            more = self._engine.next_sealed(_GROUP_SEGMENTS - present - len(gathered), left)
+            if not more:  # time is up, or there is a job
+                break
+            gathered += more
+        return gathered
 
     def _step(self, ticket: Ticket[Any]) -> None:
         try:
@@ -306,17 +324,23 @@ class LogWriter:
             code = error.errno if isinstance(error, TierIOError) else None
             self._engine.fail(code or errno.ENOSPC, str(error))
 
-    def _collect(self) -> bool:
-        """Evacuate one segment if too little is live and the share of IO allows it; return whether one
-        was."""
-        if self._credit <= 0:
-            return False
-        victims = choose_victims(self._engine.segments(), 1)
+    def _collect(self, limit: int) -> bool:
+        """Evacuate at most `limit` segments if too little is live and the share of IO allows it; whether any was."""
+        segments = self._engine.segments()
+        self._emptied.intersection_update(segments["id"].tolist())
+        victims = choose_victims(segments, limit, self._emptied) if self._credit > 0 else []
         if not victims:
-            self._credit = 0
-            return False
-        if self._engine.evacuate(victims[0]) < 0:
-            return False  # no room among the pending segments; their commits come first
-        self._credit -= 1
-        self.counters.segments_evacuated += 1
-        return True
+            self._credit = 0.0
+        moved = 0
+        for number in victims:
+            if (
+                self._credit <= 0 or self._engine.evacuate(number) < 0
+            ):  # < 0: commits of pending segments come first
+                break
+            victim = segments[segments["number"] == number][0]
+            self._emptied.add(int(victim["id"]))
+            # What it writes gives credit once it is appended; taken away here, so that only training's bytes do.
+            self._credit -= 1 + _EVACUATIONS_PER_SEGMENT * float(victim["live"]) / float(victim["rows"])
+            moved += 1
+        self.counters.segments_evacuated += moved
+        return moved > 0
