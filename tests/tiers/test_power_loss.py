@@ -82,9 +82,9 @@ def record_run(shim, folder, mutation):
     work, log = folder / "work", folder / "log"
     work.mkdir()
     environment = {**os.environ, "LD_PRELOAD": str(shim), "RECORD_FOLDER": str(work), "RECORD_LOG": str(log)}
-    subprocess.run(
-        [sys.executable, "-c", WORK, mutation], check=True, cwd=work, env=environment, capture_output=True
-    )
+    run = [sys.executable, "-c", WORK, mutation]
+    done = subprocess.run(run, cwd=work, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     records, at = [], 0
     data = log.read_bytes()
     while at < len(data):
