@@ -31,6 +31,7 @@ class SegmentImage:
     number: int
     epoch: int
     closes: bool  # the last segment of its epoch's checkpoint
+    used_pages: int  # of 256; the rest is padding
     meta: bytes  # what seal() was given
     bad_blocks: list[int]  # blocks whose trailer or CRC is wrong
     tables: NDArray[np.uint32]  # [n] by row, in order of appending
@@ -128,7 +129,8 @@ class Engine:
     def open_base(self, path: str) -> None: ...  # data file of catalog.lmdb
     # --- log: loading at open, in this order: segments, base, deltas oldest first
     def load_segments(
-        self, numbers: NDArray[np.uint32], ids: NDArray[np.uint64], epochs: NDArray[np.uint64], rows: NDArray[np.uint32], offsets: NDArray[np.uint64],
+        self, numbers: NDArray[np.uint32], ids: NDArray[np.uint64], epochs: NDArray[np.uint64], rows: NDArray[np.uint32],
+        used_pages: NDArray[np.uint16], offsets: NDArray[np.uint64],
         superseded: NDArray[np.uint64],
     ) -> None: ...  # superseded: uint64[m, 3] of (number, epoch, count)
     def set_base(self, table: int, pages: NDArray[np.uint64], offsets: NDArray[np.uint64]) -> None: ...
@@ -147,7 +149,7 @@ class Engine:
     # (number, id) of published segments that no live row, no given checkpoint epoch and no read in flight needs; they are marked
     def deleted(self, numbers: Sequence[int]) -> None: ...  # after the commit that deleted them
     def undelete(self, numbers: Sequence[int]) -> None: ...  # that commit failed
-    def segments(self) -> NDArray[Any]: ...  # structured: number u4, state u1 (0 filling, 1 sealed, 2 published, 3 deleting), id u8, epoch u8, rows u4, live u4, offset u8
+    def segments(self) -> NDArray[Any]: ...  # structured: number u4, state u1 (0 filling, 1 sealed, 2 published, 3 deleting), id u8, epoch u8, rows u4, live u4, used_pages u2, offset u8
     def evacuate(self, number: int) -> int: ...  # appends the rows that are current there to the present epoch's stream; rows moved
     # --- checkpoints
     def epoch(self) -> int: ...

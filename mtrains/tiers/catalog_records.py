@@ -26,7 +26,7 @@ __all__ = [
 
 DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 INIT_CODES = {"constant": 0, "uniform": 1, "normal": 2}
-_SEGMENT = struct.Struct("<QQII")
+_SEGMENT = struct.Struct("<QQIII")
 _SUPERSEDED = struct.Struct("<QI")
 
 
@@ -152,19 +152,27 @@ class SegmentRecord:
     segment_id: int
     epoch: int
     rows: int
+    used_pages: int  # of 256; the rest is padding
     superseded: tuple[tuple[int, int], ...] = ()
 
     def to_bytes(self) -> bytes:
-        head = _SEGMENT.pack(self.segment_id, self.epoch, self.rows, len(self.superseded))
+        head = _SEGMENT.pack(self.segment_id, self.epoch, self.rows, self.used_pages, len(self.superseded))
         return head + b"".join(_SUPERSEDED.pack(epoch, rows) for epoch, rows in self.superseded)
 
     @classmethod
     def from_bytes(cls, number: int, payload: bytes) -> SegmentRecord:
-        segment_id, epoch, rows, count = _SEGMENT.unpack_from(payload)
+        segment_id, epoch, rows, used_pages, count = _SEGMENT.unpack_from(payload)
         if len(payload) != _SEGMENT.size + count * _SUPERSEDED.size:
             raise FormatError(f"the catalog's record of segment number {number} has a wrong length")
         pairs = tuple((e, n) for e, n in _SUPERSEDED.iter_unpack(payload[_SEGMENT.size :]))
-        return cls(number=number, segment_id=segment_id, epoch=epoch, rows=rows, superseded=pairs)
+        return cls(
+            number=number,
+            segment_id=segment_id,
+            epoch=epoch,
+            rows=rows,
+            used_pages=used_pages,
+            superseded=pairs,
+        )
 
     def rows_at(self, epoch: int) -> int:
         """Return how many of its rows the state as of `epoch` consists of."""

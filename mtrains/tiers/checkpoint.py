@@ -161,6 +161,7 @@ def _put_segments(transaction: CatalogTransaction, changes: dict[str, Any]) -> N
             segment_id=int(segment["id"]),
             epoch=int(segment["epoch"]),
             rows=int(segment["rows"]),
+            used_pages=int(segment["used_pages"]),
             superseded=tuple(superseded.get(number, ())),
         )
         transaction.put(key_of(Kind.SEGMENT, number), record.to_bytes())

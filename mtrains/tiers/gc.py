@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrains import _native
+from mtrains.tiers.container import SEGMENT_PAGES
 
-__all__ = ["TARGET_LIVE_RATIO", "DiskUse", "choose_victims", "disk_use"]
+__all__ = ["SLACK_SEGMENTS", "TARGET_LIVE_RATIO", "DiskUse", "choose_victims", "disk_use"]
 
 # Source: models of disk over live bytes; at 0.7 disk stays at 1.4 x (live + held) and write amplification
 # near 2.
@@ -20,8 +21,13 @@ TARGET_LIVE_RATIO = 0.7
 _FULL_RATIO = 0.9  # emptying fuller segments gains too little
 _PUBLISHED = 2
 
+# So many segments' worth of dead bytes are left alone: checkpoints of few rows would else copy all live rows each time.
+SLACK_SEGMENTS = 32
 
-def choose_victims(segments: NDArray[Any], limit: int, emptied: Collection[int] = ()) -> list[int]:
+
+def choose_victims(
+    segments: NDArray[Any], limit: int, emptied: Collection[int] = (), slack: int = SLACK_SEGMENTS
+) -> list[int]:
     """Return numbers of at most `limit` segments to evacuate, the emptiest first; none while enough is live.
 
     segments: `Engine.segments()`. emptied: ids of segments that were evacuated; what is live there is dirty in slots,
@@ -29,7 +35,7 @@ def choose_victims(segments: NDArray[Any], limit: int, emptied: Collection[int] 
 
     Only segments with live rows count: those without are dead, or held by
     checkpoints until they are dropped, and evacuating cannot free either. So held bytes never cause writes,
-    and live ones stay within 1 / TARGET_LIVE_RATIO of their disk.
+    and live ones stay within 1 / TARGET_LIVE_RATIO of their disk, or `slack` segments.
     """
     active = segments[(segments["state"] == _PUBLISHED) & (segments["live"] > 0)]
     if emptied:
@@ -42,7 +48,7 @@ def choose_victims(segments: NDArray[Any], limit: int, emptied: Collection[int] 
     victims: list[int] = []
     live, count = float(ratios.sum()), float(len(active))
     for index in order:
-        if live / count >= TARGET_LIVE_RATIO:
+        if live / count >= TARGET_LIVE_RATIO or count - live <= slack:
             break
         victims.append(int(active["number"][index]))
         # Its rows go to a new segment, packed; so many segments hold the same live rows.
@@ -51,9 +57,9 @@ def choose_victims(segments: NDArray[Any], limit: int, emptied: Collection[int] 
 
 
 def live_ratios(segments: NDArray[Any]) -> NDArray[np.float64]:
-    """Return live rows over rows of each segment; 0 for one without rows."""
-    rows = np.maximum(segments["rows"], 1)
-    return np.asarray(segments["live"] / rows, dtype=np.float64)
+    """Return the share of each segment that live rows take; what a checkpoint left empty is not live."""
+    used = segments["used_pages"] / SEGMENT_PAGES
+    return np.asarray(segments["live"] / np.maximum(segments["rows"], 1) * used, dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +72,7 @@ class DiskUse:
 
 
 def disk_use(segments: NDArray[Any], held_rows: Mapping[int, int]) -> DiskUse:
-    """Share each published segment's bytes among live, held and dead rows.
+    """Share each published segment's bytes among live, held and dead rows; padding is dead.
 
     held_rows: segment id -> rows that some checkpoint needs (live ones among them).
     """
@@ -77,8 +83,9 @@ def disk_use(segments: NDArray[Any], held_rows: Mapping[int, int]) -> DiskUse:
         if rows == 0:
             held += _native.SEGMENT_BYTES if int(segment["id"]) in held_rows else 0
             continue
+        used = int(segment["used_pages"]) / SEGMENT_PAGES * _native.SEGMENT_BYTES
         live_share = int(segment["live"]) / rows
         needed_share = max(live_share, held_rows.get(int(segment["id"]), 0) / rows)
-        live += live_share * _native.SEGMENT_BYTES
-        held += (needed_share - live_share) * _native.SEGMENT_BYTES
+        live += live_share * used
+        held += (needed_share - live_share) * used
     return DiskUse(live_bytes=round(live), held_bytes=round(held), dead_bytes=round(total - live - held))

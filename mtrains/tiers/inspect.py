@@ -9,6 +9,7 @@ import numpy as np
 
 from mtrains import _native
 from mtrains.tiers.catalog_records import is_needed
+from mtrains.tiers.container import SEGMENT_PAGES
 from mtrains.tiers.filesystem import allocated_bytes
 from mtrains.tiers.format_record import FORMAT_VERSION
 from mtrains.tiers.offline import directories, locate_segments, locked_store, open_catalog
@@ -55,9 +56,9 @@ def inspect_store(path: str | os.PathLike[str]) -> dict[str, Any]:
         for segment in read_segments(catalog):
             if segment.segment_id not in stored or not is_needed(segment, epochs):
                 continue
-            size = _native.SEGMENT_BYTES
+            size = segment.used_pages / SEGMENT_PAGES * _native.SEGMENT_BYTES
             if segment.rows == 0:
-                held += size
+                held += _native.SEGMENT_BYTES
                 continue
             live_share = segment.rows_at(epochs[-1]) / segment.rows
             needed_share = max(segment.rows_at(epoch) for epoch in epochs) / segment.rows

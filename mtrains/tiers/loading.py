@@ -97,6 +97,7 @@ def _load_segments(
         np.array([r.segment_id for r in needed], np.uint64),
         np.array([r.epoch for r in needed], np.uint64),
         np.array([r.rows for r in needed], np.uint32),
+        np.array([r.used_pages for r in needed], np.uint16),
         np.array([offsets.pop(r.segment_id) for r in needed], np.uint64),
         np.array(superseded, np.uint64).reshape(-1, 3),
     )

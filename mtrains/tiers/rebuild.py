@@ -90,7 +90,11 @@ def _read_segments(layout: StoreLayout, uuid: str) -> list[_Found]:
         if meta.uuid != uuid or image.segment_id != segment_id:
             continue
         segment = SegmentRecord(
-            number=image.number, segment_id=segment_id, epoch=image.epoch, rows=len(image.rows)
+            number=image.number,
+            segment_id=segment_id,
+            epoch=image.epoch,
+            rows=len(image.rows),
+            used_pages=image.used_pages,
         )
         found.append(_Found(segment=segment, meta=meta, image=image))
     return found

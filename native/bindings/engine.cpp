@@ -144,6 +144,7 @@ struct SegmentRow {
   std::uint8_t state;
   std::uint64_t id, epoch;
   std::uint32_t rows, live;
+  std::uint16_t used_pages;
   std::uint64_t offset;
 };
 #pragma pack(pop)
@@ -152,7 +153,7 @@ nb::object structured(const std::vector<SegmentRow>& rows) {
   const nb::module_ numpy = nb::module_::import_("numpy");
   nb::list fields;
   for (const auto& [name, type] : {std::pair{"number", "<u4"}, {"state", "u1"}, {"id", "<u8"}, {"epoch", "<u8"},
-                                   {"rows", "<u4"}, {"live", "<u4"}, {"offset", "<u8"}}) {
+                                   {"rows", "<u4"}, {"live", "<u4"}, {"used_pages", "<u2"}, {"offset", "<u8"}}) {
     fields.append(nb::make_tuple(name, type));
   }
   const nb::bytes bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(SegmentRow));
@@ -161,7 +162,7 @@ nb::object structured(const std::vector<SegmentRow>& rows) {
 
 SegmentRow row_of(std::uint32_t number, const Segment& segment) {
   return {number, static_cast<std::uint8_t>(segment.state), segment.id, segment.epoch, segment.rows, segment.live,
-          segment.offset};
+          segment.used_pages, segment.offset};
 }
 
 nb::object segments(Engine& engine) {
@@ -234,15 +235,18 @@ nb::dict changes(Engine& engine, std::uint64_t epoch) {
 
 void load_segments(Engine& engine, ArrayIn<std::uint32_t, nb::ndim<1>> numbers, ArrayIn<std::uint64_t, nb::ndim<1>> ids,
                    ArrayIn<std::uint64_t, nb::ndim<1>> epochs, ArrayIn<std::uint32_t, nb::ndim<1>> rows,
-                   ArrayIn<std::uint64_t, nb::ndim<1>> offsets, ArrayIn<std::uint64_t, nb::shape<-1, 3>> superseded) {
+                   ArrayIn<std::uint16_t, nb::ndim<1>> used_pages, ArrayIn<std::uint64_t, nb::ndim<1>> offsets,
+                   ArrayIn<std::uint64_t, nb::shape<-1, 3>> superseded) {
   const std::size_t n = numbers.size();
-  require(ids.size() == n && epochs.size() == n && rows.size() == n && offsets.size() == n, "arrays differ in length");
+  require(ids.size() == n && epochs.size() == n && rows.size() == n && used_pages.size() == n &&
+              offsets.size() == n, "arrays differ in length");
   std::map<std::uint32_t, Segment> loaded;
   for (std::size_t i = 0; i < n; ++i) {
     Segment segment;
     segment.id = ids(i);
     segment.epoch = epochs(i);
     segment.rows = segment.live = rows(i);
+    segment.used_pages = used_pages(i);
     segment.offset = offsets(i);
     segment.state = SegmentState::kPublished;
     loaded[numbers(i)] = std::move(segment);
@@ -454,8 +458,8 @@ void bind_log(nb::class_<Engine>& engine) {
           [](Engine& self, const std::string& path) { self.locked([&](RowStore& store) { store.open_base(path); }); },
           Release(), "path"_a)
       .def("load_segments", &load_segments, nb::arg("numbers").noconvert(), nb::arg("ids").noconvert(),
-           nb::arg("epochs").noconvert(), nb::arg("rows").noconvert(), nb::arg("offsets").noconvert(),
-           nb::arg("superseded").noconvert())
+           nb::arg("epochs").noconvert(), nb::arg("rows").noconvert(), nb::arg("used_pages").noconvert(),
+           nb::arg("offsets").noconvert(), nb::arg("superseded").noconvert())
       .def(
           "set_base",
           [](Engine& self, std::uint32_t table, ArrayIn<std::uint64_t, nb::ndim<1>> pages,

@@ -108,6 +108,10 @@ void bind_segments(nb::module_& m) {
       .def_prop_ro("number", [](const SegmentImage& s) { return s.header.number; })
       .def_prop_ro("epoch", [](const SegmentImage& s) { return s.header.epoch; })
       .def_prop_ro("closes", [](const SegmentImage& s) { return s.header.closes; })
+      .def_prop_ro("used_pages",
+                   [](const SegmentImage& s) {
+                     return used_pages(s.header, header_bytes(s.header, s.header.meta.size()));
+                   })
       .def_prop_ro("meta", [](const SegmentImage& s) { return nb::bytes(s.header.meta.data(), s.header.meta.size()); })
       .def_prop_ro("bad_blocks", [](const SegmentImage& s) { return s.bad_blocks; })
       .def_prop_ro("tables", [](nb::handle_t<SegmentImage> s) { return view(nb::cast<SegmentImage&>(s).tables, s); })

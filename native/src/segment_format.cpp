@@ -1,5 +1,6 @@
 #include "mtrains/segment_format.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -86,6 +87,11 @@ std::size_t header_bytes(const SegmentHeader& header, std::size_t meta_bytes) {
     size += kBlockDescriptorBytes + block.rows.size() * id_width(block);
   }
   return size;
+}
+
+std::uint16_t used_pages(const SegmentHeader& header, std::size_t header_size) {
+  const std::size_t pages = (kValueOffset + header_size + kPageBytes - 1) / kPageBytes + header.blocks.size();
+  return static_cast<std::uint16_t>(std::min(pages, kSegmentPages));
 }
 
 void seal_image(const SegmentHeader& header, std::byte* image) {

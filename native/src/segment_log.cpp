@@ -258,7 +258,10 @@ void SegmentLog::supersede(Location location, std::uint64_t epoch) {
 
 void SegmentLog::seal(std::uint64_t epoch) {
   const auto it = streams_.find(epoch);
-  segments_[it->second->header.number].state = SegmentState::kSealed;
+  const PendingSegment& pending = *it->second;
+  Segment& segment = segments_[pending.header.number];
+  segment.state = SegmentState::kSealed;
+  segment.used_pages = used_pages(pending.header, pending.header_size + pending.meta_reserve);
   sealed_.push_back(it->second);
   streams_.erase(it);
   ++counters_.segments_sealed;

@@ -69,6 +69,8 @@ struct SegmentHeader {
 };
 
 std::size_t header_bytes(const SegmentHeader& header, std::size_t meta_bytes);
+// Pages of a segment that hold a header of `header_size` bytes and its blocks; the rest is padding.
+std::uint16_t used_pages(const SegmentHeader& header, std::size_t header_size);
 
 // `image`: kSegmentImageBytes, the value at kValueOffset, data of blocks in their places.
 inline std::byte* block_in_image(std::byte* image, std::uint32_t block) {

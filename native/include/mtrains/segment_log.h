@@ -37,6 +37,7 @@ struct Segment {
   std::uint64_t offset = 0;  // of the value in the file, once published
   std::uint32_t rows = 0;
   std::uint32_t live = 0;
+  std::uint16_t used_pages = 0; // of kSegmentPages, from when it is sealed
   SegmentState state = SegmentState::kUnused;
   bool changed = false;         // since the last checkpoint
   std::uint64_t emptied_at = 0; // mark of the reads when the last live row left
