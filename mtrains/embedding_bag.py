@@ -43,16 +43,15 @@ class _LookupModule(TieredTable):
         self.scale_grad_by_freq = scale_grad_by_freq
         self.sparse = sparse
         self._lookup: PooledLookup | None = None
-        self._lookup_weight: object = None
         if weight is not None:
             self.write_dense(weight)
 
     def _look_up(self, bags: Bags) -> torch.Tensor:
         weight = self._parameters["weight"]  # as self.weight, 1 us faster
-        if weight is not self._lookup_weight or self._lookup is None:
-            self._lookup = PooledLookup([self.checked_weight(weight)], [self.table.spec.mode])
-            self._lookup_weight = weight
-        return self._lookup(bags)
+        lookup = self._lookup
+        if lookup is None or lookup.weights[0] is not weight:
+            lookup = self._lookup = PooledLookup([self.checked_weight(weight)], [self._own_table.spec.mode])
+        return lookup(bags)
 
 
 class TieredEmbeddingBag(_LookupModule):

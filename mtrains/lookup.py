@@ -79,7 +79,6 @@ class _SavedPlan(torch.Tensor):
         pass
 
     @classmethod
-    @outside_graphs
     def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: OpOverload,
@@ -108,8 +107,8 @@ class PooledLookup:
     """
 
     __slots__ = (
-        "_columns", "_dims", "_features_of", "_needs_argmax", "_spec", "_store", "_weights", "dtype", "modes",
-        "num_columns",
+        "_columns", "_dims", "_features_of", "_needs_argmax", "_spec", "_store", "dtype", "modes",
+        "num_columns", "weights",
     )  # fmt: skip
 
     def __init__(self, weights: Sequence[TieredWeight], modes: Sequence[str]) -> None:
@@ -120,10 +119,10 @@ class PooledLookup:
         self._columns = [sum(self._dims[:feature]) for feature in range(len(weights))]
         self.num_columns = sum(self._dims)
         self._needs_argmax = "max" in modes
-        self._store = weights[0].table.store
-        self._weights = tuple(dict.fromkeys(weights, None))
+        self._store = weights[0].graph.store
+        self.weights = tuple(dict.fromkeys(weights, None))
         self._features_of = [
-            [feature for feature, other in enumerate(weights) if other is weight] for weight in self._weights
+            [feature for feature, other in enumerate(weights) if other is weight] for weight in self.weights
         ]
         self.dtype = weights[0].dtype
         self._spec = LookupSpec(
@@ -139,10 +138,10 @@ class PooledLookup:
         weights = bags.per_sample_weights
         if torch.is_grad_enabled() and (
             (weights is not None and weights.requires_grad)
-            or any(weight.requires_grad for weight in self._weights)
+            or any(weight.requires_grad for weight in self.weights)
         ):
             _check_single_process(self)
-            out = _Function.apply(self, bags, weights, *self._weights)  # type: ignore[no-untyped-call]
+            out = _Function.apply(self, bags, weights, *self.weights)  # type: ignore[no-untyped-call]
             return cast(torch.Tensor, out)
         out, _ = self._run(bags, None)
         return out
@@ -284,8 +283,9 @@ class _Function(torch.autograd.Function):
         return out
 
     @staticmethod
-    @outside_graphs  # a compiled function that calls backward() would trace this
     def backward(ctx: _Context, grad_out: torch.Tensor) -> tuple[Any, ...]:
+        if torch.compiler.is_compiling():  # a compiled function that calls backward() traces this
+            return _backward_outside_graphs(ctx, grad_out)
         # Grad mode is on only under create_graph=True; torch's check of a second derivative costs 4 us.
         return _backward_once(ctx, grad_out) if torch.is_grad_enabled() else _backward(ctx, grad_out)
 
@@ -293,7 +293,6 @@ class _Function(torch.autograd.Function):
 def _backward(ctx: _Context, grad_out: torch.Tensor) -> tuple[Any, ...]:
     lookup = ctx.pooled_lookup
     plan = ctx.saved_tensors[0].plan
-    lookup._store.check_open()
     grad = lookup._grad(grad_out)
     needed = ctx.needs_input_grad
     weights_grad = None
@@ -304,6 +303,7 @@ def _backward(ctx: _Context, grad_out: torch.Tensor) -> tuple[Any, ...]:
 
 
 _backward_once = torch.autograd.function.once_differentiable(_backward)
+_backward_outside_graphs = outside_graphs(_backward_once)
 
 
 def _check_single_process(lookup: PooledLookup) -> None:

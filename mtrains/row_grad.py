@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from mtrains._native import Lookup, Update
 from mtrains.eager import outside_graphs
 from mtrains.errors import StateError
-from mtrains.weight import TableGraph
+from mtrains.weight import CPU, TableGraph
 
 __all__ = ["GradPiece", "RowGrad", "RowSums"]
 
@@ -67,7 +67,7 @@ class GradPiece:
                 "backward(), and the table's gradient refers to it; change it before backward(), or change a "
                 "copy"
             )
-        if self.generation != graph.table.store.generation:
+        if self.generation != graph.store.generation:
             raise StateError(
                 f"table {graph.table.name!r}: its gradient is of a lookup made before the store was "
                 "restored; call zero_grad() and look up again"
@@ -102,7 +102,7 @@ class _Body:
         """Return the row sums without the scale; keeps them for the pieces if no earlier one can come."""
         prefix = self.prefix
         if self.pieces:
-            engine = self.graph.table.store.engine
+            engine = self.graph.store.engine
             for piece in self.pieces:
                 piece.check(self.graph)
             for piece in self.pieces:
@@ -192,10 +192,8 @@ class RowGrad(torch.Tensor):
 
     @staticmethod
     def __new__(cls: type[RowGrad], body: _Body) -> RowGrad:
-        spec = body.graph.table.spec
-        grad = torch.Tensor._make_wrapper_subclass(
-            cls, (spec.num_embeddings, spec.embedding_dim), dtype=spec.dtype, device=torch.device("cpu")
-        )
+        graph = body.graph
+        grad = torch.Tensor._make_wrapper_subclass(cls, graph.shape, dtype=graph.dtype, device=CPU)
         grad.body = body
         return grad
 
@@ -277,7 +275,6 @@ class RowGrad(torch.Tensor):
         )
 
     @classmethod
-    @outside_graphs
     def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: OpOverload,
@@ -285,10 +282,9 @@ class RowGrad(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        handler = _HANDLERS.get(func)
-        if handler is None:
-            raise _refusal(func)
-        return handler(func, *args, **(kwargs or {}))
+        if torch.compiler.is_compiling():
+            return _dispatch_outside_graphs(func, args, kwargs)
+        return _dispatch(func, args, kwargs)
 
 
 def _refusal(func: OpOverload) -> NotImplementedError:
@@ -455,3 +451,13 @@ _HANDLERS: dict[OpOverload, Callable[..., object]] = {
     _aten._foreach_clamp_max_.Scalar: _foreach_in_place("clamp_max_"),
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
 }
+
+
+def _dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> object:
+    handler = _HANDLERS.get(func)
+    if handler is None:
+        raise _refusal(func)
+    return handler(func, *args, **kwargs) if kwargs else handler(func, *args)
+
+
+_dispatch_outside_graphs = outside_graphs(_dispatch)

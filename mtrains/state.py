@@ -31,11 +31,12 @@ def reference_to(table: Table) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(reference, sort_keys=True).encode()), dtype=torch.uint8)
 
 
-def load_reference(table: Table, reference: torch.Tensor, error_msgs: list[str]) -> None:
+def load_reference(table: Table, reference: torch.Tensor, error_msgs: list[str], own_table: Table) -> None:
     """Take one table's part in a load_state_dict(); restores the store when all of its tables were named.
 
     error_msgs: the list that torch passes to every module of one load_state_dict() and raises at its end if
     it is not empty. It holds a message as long as tables are missing.
+    own_table: of a module that is tied to `table`, the table that it does not use; it needs no entry.
     Raises: StateError, and the store stays as it is: another store, or tables named with different epochs.
     """
     named = _parse(reference, table)
@@ -58,7 +59,7 @@ def load_reference(table: Table, reference: torch.Tensor, error_msgs: list[str])
             f"state_dict names epoch {named['epoch']} for table {table.name!r} and epoch {load.epoch} for "
             "others; a store goes back as a whole, so all of its tables must be saved by one state_dict()"
         )
-    load.names.add(table.name)
+    load.names |= {table.name, own_table.name}
     missing = [other.name for other in store.tables() if other.name not in load.names]
     if load.message in error_msgs:
         error_msgs.remove(load.message)

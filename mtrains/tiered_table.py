@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,20 @@ class TieredTable(nn.Module):
 
     def __init__(self, spec: TableSpec, store: Store) -> None:
         super().__init__()
-        self.store = store
-        self.table: Table = store.add_table(spec)
-        self.weight = TieredWeight.of(self.table)
+        self._own_table = store.add_table(spec)
+        self.weight = TieredWeight.of(self._own_table)
+
+    @property
+    def table(self) -> Table:
+        """The table that `weight` stands for: this module's own, or the one of a module that it is tied to."""
+        weight = self._parameters["weight"]
+        return weight.graph.table if type(weight) is TieredWeight else self._own_table
+
+    @property
+    def store(self) -> Store:
+        """The store of `table`."""
+        weight = self._parameters["weight"]
+        return weight.graph.store if type(weight) is TieredWeight else self._own_table.store
 
     @property
     def num_embeddings(self) -> int:
@@ -50,13 +62,13 @@ class TieredTable(nn.Module):
     @property
     def padding_idx(self) -> int | None:
         """The row that starts as zeros, never moves and counts in no sum; never negative."""
-        return self.table.spec.padding_idx
+        return self._own_table.spec.padding_idx
 
     def checked_weight(self, weight: object) -> TieredWeight:
         """Return `weight` if it may stand in for this module's own: TypeError or ValueError says why not."""
         if type(weight) is not TieredWeight:
             raise TypeError(
-                f"the weight of table {self.table.name!r} was replaced by a {type(weight).__name__}; only "
+                f"the weight of table {self._own_table.name!r} was replaced by a {type(weight).__name__}; only "
                 "the weight of another tiered module can take its place (write_rows() or load_state_dict() "
                 "set its rows)"
             )
@@ -136,7 +148,7 @@ class TieredTable(nn.Module):
         return weight
 
     def extra_repr(self) -> str:
-        spec = self.table.spec
+        spec = self._own_table.spec
         parts = [
             str(spec.num_embeddings),
             str(spec.embedding_dim),
@@ -147,11 +159,17 @@ class TieredTable(nn.Module):
             parts.append(f"padding_idx={spec.padding_idx}")
         return ", ".join(parts)
 
+    # The weight is not torch's to convert, copy or load; what else a subclass or a caller registered here is.
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> TieredTable:
-        return self  # .to(), .half(), .cuda(): the rows belong to the store
+        with self._without_weight():
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination[prefix + "weight"] = reference_to(self.table)
+        with self._without_weight():
+            super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
         self,
@@ -163,13 +181,17 @@ class TieredTable(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        key = prefix + "weight"
-        unexpected_keys.extend(other for other in state_dict if other.startswith(prefix) and other != key)
+        key, unexpected = prefix + "weight", list[str]()
+        with self._without_weight():
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected, error_msgs
+            )
+        unexpected_keys.extend(other for other in unexpected if other != key)
         value = state_dict.get(key)
         if value is None:
             missing_keys.append(key)
         elif value.dtype is torch.uint8 and value.ndim == 1:
-            load_reference(self.table, value, error_msgs)
+            load_reference(self.table, value, error_msgs, self._own_table)
         elif tuple(value.shape) != (self.num_embeddings, self.embedding_dim):
             error_msgs.append(
                 f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the "
@@ -177,6 +199,15 @@ class TieredTable(nn.Module):
             )
         else:
             self.write_dense(value)
+
+    @contextmanager
+    def _without_weight(self) -> Iterator[None]:
+        others = self._parameters
+        self._parameters = {name: param for name, param in others.items() if name != "weight"}
+        try:
+            yield
+        finally:
+            self._parameters = {"weight": others["weight"]} | self._parameters
 
 
 def _rows_array(indices: torch.Tensor) -> NDArray[np.int64]:

@@ -16,7 +16,9 @@ from mtrains.errors import StateError
 if TYPE_CHECKING:
     from mtrains.store import Table
 
-__all__ = ["TableGraph", "TieredWeight"]
+__all__ = ["CPU", "TableGraph", "TieredWeight"]
+
+CPU = torch.device("cpu")
 
 _aten = torch.ops.aten
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default})
@@ -30,10 +32,24 @@ class TableGraph:
     optimizer: the mtrains optimizer that has the table, weakly.
     """
 
-    __slots__ = ("__weakref__", "_untrained_pass", "next_sequence", "open", "optimizer", "table", "weight")
+    __slots__ = (
+        "__weakref__",
+        "_untrained_pass",
+        "dtype",
+        "next_sequence",
+        "open",
+        "optimizer",
+        "shape",
+        "store",
+        "table",
+        "weight",
+    )
 
     def __init__(self, table: Table) -> None:
         self.table = table
+        self.store = table.store  # a table knows its store weakly; whoever has the weight needs it open
+        self.shape = (table.spec.num_embeddings, table.spec.embedding_dim)
+        self.dtype = table.spec.dtype
         self.next_sequence = 0
         self.open: set[int] = set()
         self.optimizer: Callable[[], torch.optim.Optimizer | None] = _no_optimizer
@@ -94,13 +110,8 @@ class TieredWeight(nn.Parameter):
 
     @staticmethod
     def __new__(cls: type[TieredWeight], graph: TableGraph, requires_grad: bool = True) -> TieredWeight:
-        spec = graph.table.spec
         weight = torch.Tensor._make_wrapper_subclass(
-            cls,
-            (spec.num_embeddings, spec.embedding_dim),
-            dtype=spec.dtype,
-            device=torch.device("cpu"),
-            requires_grad=requires_grad,
+            cls, graph.shape, dtype=graph.dtype, device=CPU, requires_grad=requires_grad
         )
         weight.graph = graph
         return weight

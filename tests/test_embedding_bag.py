@@ -435,13 +435,52 @@ def test_tied_modules(store):
     assert torch.equal(first(indices), second(indices))
     (first(indices) + second(indices)).sum().backward()
     assert torch.equal(first.weight.grad.to_dense()[1], torch.full((3,), 2.0))
+    assert second.table is first.table
+    first.write_rows(torch.tensor([1]), torch.ones(1, 3))
+    assert torch.equal(second.read_dense(), first.read_dense())
+    both = nn.ModuleList([first, second])
+    state, before = both.state_dict(), first.read_dense()
+    second.write_rows(torch.tensor([1]), torch.zeros(1, 3))
+    both.load_state_dict(state)
+    assert torch.equal(first.read_dense(), before)
     third = TieredEmbeddingBag(10, 3, mode="sum", padding_idx=1, store=store, name="c")
     third.weight = first.weight
     with pytest.raises(ValueError, match="padding_idx"):
         third(indices)
 
 
+def test_a_weight_keeps_its_store_open():
+    first, second = (TieredEmbeddingBag(10, 3, mode="sum") for _ in range(2))
+    second.weight = first.weight
+    expected = first(torch.tensor([[1]]))
+    del first
+    assert torch.equal(second(torch.tensor([[1]])), expected)
+
+
 # --- state_dict
+
+
+def test_what_else_a_module_holds_is_torch_s():
+    class Scaled(TieredEmbeddingBag):
+        def __init__(self):
+            super().__init__(10, 3, mode="sum")
+            self.scale = nn.Parameter(torch.ones(3))
+            self.register_buffer("seen", torch.zeros(1, dtype=torch.int64))
+
+    emb = Scaled()
+    seen = []
+    emb.register_load_state_dict_pre_hook(lambda module, state, *rest: seen.append(sorted(state)))
+    assert [name for name, _ in emb.half().named_parameters()] == ["weight", "scale"]
+    assert emb.scale.dtype is torch.float16
+    assert emb.weight.dtype is torch.float32
+    state = emb.state_dict()
+    assert sorted(state) == ["scale", "seen", "weight"]
+    with torch.no_grad():
+        emb.scale.zero_()
+    emb.load_state_dict(state | {"scale": torch.full((3,), 2.0), "seen": torch.tensor([5])})
+    assert emb.scale.tolist() == [2, 2, 2]
+    assert emb.seen.tolist() == [5]
+    assert seen == [["scale", "seen", "weight"]]
 
 
 def test_state_dict_is_a_small_reference(store, tmp_path):

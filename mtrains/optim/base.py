@@ -185,7 +185,7 @@ class TieredOptimizer(torch.optim.Optimizer):
                 if binding.step not in arguments:
                     arguments[binding.step] = self._arguments(group, binding.step + 1)
                 update = grad.update(arguments[binding.step])
-                store = weight.graph.table.store
+                store = weight.graph.store
                 steps = by_store.get(store)
                 if steps is None:
                     _check_writable(store)
