@@ -156,7 +156,7 @@ class Engine:
     def begin_checkpoint(self) -> int: ...  # C = E; E += 1; StateError while rows are owed
     def sweep(self, max_rows: int) -> int: ...  # settles owed rows; how many remain
     def owed_rows(self) -> int: ...
-    def flush(self, epoch: int, closes: bool) -> None: ...  # seals the filling segments of epochs <= epoch; the last one is marked `closes`
+    def flush(self, epoch: int, closes: bool, meta_bytes: int = 0) -> None: ...  # seals the filling segments of epochs <= epoch; the last one is marked `closes`
     def changes(self, epoch: int) -> dict[str, Any]: ...
     # since the last finish_checkpoint, epochs <= epoch: "deltas": [(table, rows uint64[n] ascending, locations uint64[n])], "segments": the records of
     # segments() that are new or changed, "superseded": uint64[m, 3] with epochs <= epoch for those, "removed": numbers deleted

@@ -35,12 +35,14 @@ std::shared_ptr<Lookup> forward(Engine& engine, const LookupSpec& spec, std::uin
                                 std::uint64_t num_indices, bool indices_int64, std::uintptr_t offsets_ptr,
                                 std::uint64_t num_offsets, bool offsets_int64, bool include_last_offset,
                                 std::uint64_t num_bags, std::uint64_t bag_size, std::uintptr_t weights_ptr,
-                                std::uintptr_t out_ptr, std::size_t out_stride, std::uintptr_t argmax_ptr, bool keep) {
+                                std::uintptr_t out_ptr, std::size_t out_stride, std::uintptr_t argmax_ptr,
+                                bool keep) {
   ForwardInput input;
   input.indices = {pointer<const void>(indices_ptr), num_indices, indices_int64};
   input.offsets = {pointer<const void>(offsets_ptr), num_offsets, offsets_int64};
   if (offsets_ptr == 0) {
-    require(num_bags * bag_size * spec.features.size() == num_indices, "bags of bag_size do not add up to the indices");
+    require(num_bags * bag_size * spec.features.size() == num_indices,
+            "bags of bag_size do not add up to the indices");
   }
   input.include_last_offset = include_last_offset;
   input.num_bags = num_bags;
@@ -53,9 +55,10 @@ std::shared_ptr<Lookup> forward(Engine& engine, const LookupSpec& spec, std::uin
   return engine.forward(spec.features, input);
 }
 
-nb::object row_sums(Engine& engine, const std::shared_ptr<Lookup>& lookup, std::size_t feature, std::uintptr_t grad_ptr,
-                    std::size_t grad_stride, std::uintptr_t weights_ptr, std::uintptr_t argmax_ptr,
-                    std::optional<Rows> prior_rows, std::optional<ArrayIn<float, nb::ndim<2>>> prior_sums) {
+nb::object row_sums(Engine& engine, const std::shared_ptr<Lookup>& lookup, std::size_t feature,
+                    std::uintptr_t grad_ptr, std::size_t grad_stride, std::uintptr_t weights_ptr,
+                    std::uintptr_t argmax_ptr, std::optional<Rows> prior_rows,
+                    std::optional<ArrayIn<float, nb::ndim<2>>> prior_sums) {
   TableUpdate source;
   source.lookup = lookup;
   source.feature = feature;
@@ -68,8 +71,8 @@ nb::object row_sums(Engine& engine, const std::shared_ptr<Lookup>& lookup, std::
   RowSums sums;
   {
     const nb::gil_scoped_release release;
-    sums = engine.row_sums(source, num_prior ? prior_rows->data() : nullptr, num_prior ? prior_sums->data() : nullptr,
-                           num_prior);
+    sums = engine.row_sums(source, num_prior ? prior_rows->data() : nullptr,
+                           num_prior ? prior_sums->data() : nullptr, num_prior);
   }
   const std::size_t rows = sums.rows.size();
   const std::uint32_t dim = engine.locked(
@@ -92,13 +95,15 @@ nb::dict stats(Engine& engine) {
   });
   const EngineTimes times = engine.times();
   nb::dict d, s, t, all;
-  d["hits"] = dram.hits, d["new"] = dram.new_rows, d["fetches"] = dram.fetches, d["refetches"] = dram.refetches;
+  d["hits"] = dram.hits, d["new"] = dram.new_rows, d["fetches"] = dram.fetches,
+  d["refetches"] = dram.refetches;
   d["unplanned_positions"] = dram.unplanned_positions;
   d["evictions"] = dram.evictions, d["dirty_evictions"] = dram.dirty_evictions, d["pieces"] = dram.pieces;
   d["slots"] = slots, d["used_slots"] = used, d["used_bytes"] = bytes, d["dirty_rows"] = dirty + owed;
   s["rows_read"] = log.rows_read, s["block_reads"] = log.block_reads, s["bytes_read"] = log.bytes_read;
   s["rows_forwarded"] = log.rows_forwarded, s["rows_appended"] = log.rows_appended;
-  s["bytes_appended"] = log.bytes_appended, s["gc_rows"] = log.gc_rows, s["segments_sealed"] = log.segments_sealed;
+  s["bytes_appended"] = log.bytes_appended, s["gc_rows"] = log.gc_rows,
+  s["segments_sealed"] = log.segments_sealed;
   t["plan"] = times.plan_seconds, t["move"] = times.move_seconds, t["compute"] = times.compute_seconds;
   t["io_wait"] = log.read_seconds, t["write_back"] = log.stall_seconds;
   all["dram"] = d, all["ssd"] = s, all["time"] = t;
@@ -152,8 +157,14 @@ struct SegmentRow {
 nb::object structured(const std::vector<SegmentRow>& rows) {
   const nb::module_ numpy = nb::module_::import_("numpy");
   nb::list fields;
-  for (const auto& [name, type] : {std::pair{"number", "<u4"}, {"state", "u1"}, {"id", "<u8"}, {"epoch", "<u8"},
-                                   {"rows", "<u4"}, {"live", "<u4"}, {"used_pages", "<u2"}, {"offset", "<u8"}}) {
+  for (const auto& [name, type] : {std::pair{"number", "<u4"},
+                                   {"state", "u1"},
+                                   {"id", "<u8"},
+                                   {"epoch", "<u8"},
+                                   {"rows", "<u4"},
+                                   {"live", "<u4"},
+                                   {"used_pages", "<u2"},
+                                   {"offset", "<u8"}}) {
     fields.append(nb::make_tuple(name, type));
   }
   const nb::bytes bytes(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(SegmentRow));
@@ -161,8 +172,14 @@ nb::object structured(const std::vector<SegmentRow>& rows) {
 }
 
 SegmentRow row_of(std::uint32_t number, const Segment& segment) {
-  return {number, static_cast<std::uint8_t>(segment.state), segment.id, segment.epoch, segment.rows, segment.live,
-          segment.used_pages, segment.offset};
+  return {number,
+          static_cast<std::uint8_t>(segment.state),
+          segment.id,
+          segment.epoch,
+          segment.rows,
+          segment.live,
+          segment.used_pages,
+          segment.offset};
 }
 
 nb::object segments(Engine& engine) {
@@ -233,13 +250,15 @@ nb::dict changes(Engine& engine, std::uint64_t epoch) {
   return result;
 }
 
-void load_segments(Engine& engine, ArrayIn<std::uint32_t, nb::ndim<1>> numbers, ArrayIn<std::uint64_t, nb::ndim<1>> ids,
-                   ArrayIn<std::uint64_t, nb::ndim<1>> epochs, ArrayIn<std::uint32_t, nb::ndim<1>> rows,
-                   ArrayIn<std::uint16_t, nb::ndim<1>> used_pages, ArrayIn<std::uint64_t, nb::ndim<1>> offsets,
+void load_segments(Engine& engine, ArrayIn<std::uint32_t, nb::ndim<1>> numbers,
+                   ArrayIn<std::uint64_t, nb::ndim<1>> ids, ArrayIn<std::uint64_t, nb::ndim<1>> epochs,
+                   ArrayIn<std::uint32_t, nb::ndim<1>> rows, ArrayIn<std::uint16_t, nb::ndim<1>> used_pages,
+                   ArrayIn<std::uint64_t, nb::ndim<1>> offsets,
                    ArrayIn<std::uint64_t, nb::shape<-1, 3>> superseded) {
   const std::size_t n = numbers.size();
   require(ids.size() == n && epochs.size() == n && rows.size() == n && used_pages.size() == n &&
-              offsets.size() == n, "arrays differ in length");
+              offsets.size() == n,
+          "arrays differ in length");
   std::map<std::uint32_t, Segment> loaded;
   for (std::size_t i = 0; i < n; ++i) {
     Segment segment;
@@ -283,7 +302,8 @@ void bind_lookups(nb::module_& m) {
           "__init__",
           [](LookupSpec* self, const std::vector<std::uint32_t>& tables, const std::vector<int>& modes,
              const std::vector<std::size_t>& out_columns) {
-            require(tables.size() == modes.size() && tables.size() == out_columns.size(), "lists differ in length");
+            require(tables.size() == modes.size() && tables.size() == out_columns.size(),
+                    "lists differ in length");
             new (self) LookupSpec;
             for (std::size_t i = 0; i < tables.size(); ++i) {
               require(modes[i] >= 0 && modes[i] <= 2, "a mode is 0 (sum), 1 (mean) or 2 (max)");
@@ -294,9 +314,12 @@ void bind_lookups(nb::module_& m) {
 
   nb::class_<Lookup>(m, "Lookup")
       .def_prop_ro("num_features", [](const Lookup& l) { return l.features.size(); })
-      .def("num_unique", [](const Lookup& l, std::size_t f) { return l.features.at(f).plan.num_unique(); }, "feature"_a)
-      .def("num_occurrences", [](const Lookup& l, std::size_t f) { return l.features.at(f).plan.positions.size(); },
-           "feature"_a)
+      .def(
+          "num_unique", [](const Lookup& l, std::size_t f) { return l.features.at(f).plan.num_unique(); },
+          "feature"_a)
+      .def(
+          "num_occurrences",
+          [](const Lookup& l, std::size_t f) { return l.features.at(f).plan.positions.size(); }, "feature"_a)
       .def(
           "counts",
           [](nb::handle_t<Lookup> l, std::size_t f) {
@@ -304,16 +327,18 @@ void bind_lookups(nb::module_& m) {
             return NumpyArray<float>(counts.data(), {counts.size()}, l);
           },
           "feature"_a)
-      .def("table_version", [](const Lookup& l, std::size_t f) { return l.features.at(f).version; }, "feature"_a);
+      .def(
+          "table_version", [](const Lookup& l, std::size_t f) { return l.features.at(f).version; },
+          "feature"_a);
 
   nb::class_<TableUpdate>(m, "Update")
       .def(
           "__init__",
-          [](TableUpdate* self, std::uint32_t table, int optimizer, float lr, float eps, float weight_decay, int decay,
-             float decay_factor, float one_minus_beta1, float one_minus_beta2, bool maximize, float scale,
-             std::shared_ptr<Lookup> lookup, std::size_t feature, std::uintptr_t grad_ptr, std::size_t grad_stride,
-             std::uintptr_t weights_ptr, std::uintptr_t argmax_ptr, std::uintptr_t rows_ptr, std::uintptr_t sums_ptr,
-             std::uint64_t num_rows) {
+          [](TableUpdate* self, std::uint32_t table, int optimizer, float lr, float eps, float weight_decay,
+             int decay, float decay_factor, float one_minus_beta1, float one_minus_beta2, bool maximize,
+             float scale, std::shared_ptr<Lookup> lookup, std::size_t feature, std::uintptr_t grad_ptr,
+             std::size_t grad_stride, std::uintptr_t weights_ptr, std::uintptr_t argmax_ptr,
+             std::uintptr_t rows_ptr, std::uintptr_t sums_ptr, std::uint64_t num_rows) {
             require(optimizer >= 0 && optimizer <= 4, "an optimizer is 0 to 4");
             require(decay >= 0 && decay <= 2, "a decay is 0 to 2");
             require(lookup == nullptr || feature < lookup->features.size(), "no such feature in the lookup");
@@ -339,26 +364,29 @@ void bind_lookups(nb::module_& m) {
             self->sums = pointer<const float>(sums_ptr);
             self->num_rows = num_rows;
           },
-          nb::kw_only(), "table"_a, "optimizer"_a, "lr"_a, "eps"_a = 0.0f, "weight_decay"_a = 0.0f, "decay"_a = 0,
-          "decay_factor"_a = 1.0f, "one_minus_beta1"_a = 0.0f, "one_minus_beta2"_a = 0.0f, "maximize"_a = false,
-          "scale"_a = 1.0f, "lookup"_a.none() = nb::none(), "feature"_a = 0, "grad_ptr"_a = 0, "grad_stride"_a = 0,
-          "weights_ptr"_a = 0, "argmax_ptr"_a = 0, "rows_ptr"_a = 0, "sums_ptr"_a = 0, "num_rows"_a = 0);
+          nb::kw_only(), "table"_a, "optimizer"_a, "lr"_a, "eps"_a = 0.0f, "weight_decay"_a = 0.0f,
+          "decay"_a = 0, "decay_factor"_a = 1.0f, "one_minus_beta1"_a = 0.0f, "one_minus_beta2"_a = 0.0f,
+          "maximize"_a = false, "scale"_a = 1.0f, "lookup"_a.none() = nb::none(), "feature"_a = 0,
+          "grad_ptr"_a = 0, "grad_stride"_a = 0, "weights_ptr"_a = 0, "argmax_ptr"_a = 0, "rows_ptr"_a = 0,
+          "sums_ptr"_a = 0, "num_rows"_a = 0);
 }
 
 void bind_training(nb::class_<Engine>& engine) {
   engine
-      .def("forward", &forward, Release(), "spec"_a, nb::kw_only(), "indices_ptr"_a, "num_indices"_a, "indices_int64"_a,
-           "offsets_ptr"_a, "num_offsets"_a, "offsets_int64"_a, "include_last_offset"_a, "num_bags"_a, "bag_size"_a,
-           "weights_ptr"_a, "out_ptr"_a, "out_stride"_a, "argmax_ptr"_a, "keep"_a)
+      .def("forward", &forward, Release(), "spec"_a, nb::kw_only(), "indices_ptr"_a, "num_indices"_a,
+           "indices_int64"_a, "offsets_ptr"_a, "num_offsets"_a, "offsets_int64"_a, "include_last_offset"_a,
+           "num_bags"_a, "bag_size"_a, "weights_ptr"_a, "out_ptr"_a, "out_stride"_a, "argmax_ptr"_a, "keep"_a)
       .def(
           "per_sample_weight_grad",
-          [](Engine& self, Lookup& lookup, std::size_t feature, std::uintptr_t grad_ptr, std::size_t grad_stride,
-             std::uintptr_t out_ptr) {
-            self.weight_grad(lookup, feature, pointer<const float>(grad_ptr), grad_stride, pointer<float>(out_ptr));
+          [](Engine& self, Lookup& lookup, std::size_t feature, std::uintptr_t grad_ptr,
+             std::size_t grad_stride, std::uintptr_t out_ptr) {
+            self.weight_grad(lookup, feature, pointer<const float>(grad_ptr), grad_stride,
+                             pointer<float>(out_ptr));
           },
           Release(), "lookup"_a, "feature"_a, nb::kw_only(), "grad_ptr"_a, "grad_stride"_a, "out_ptr"_a)
-      .def("row_sums", &row_sums, "lookup"_a, "feature"_a, nb::kw_only(), "grad_ptr"_a, "grad_stride"_a, "weights_ptr"_a,
-           "argmax_ptr"_a, "prior_rows"_a.none() = nb::none(), "prior_sums"_a.none() = nb::none())
+      .def("row_sums", &row_sums, "lookup"_a, "feature"_a, nb::kw_only(), "grad_ptr"_a, "grad_stride"_a,
+           "weights_ptr"_a, "argmax_ptr"_a, "prior_rows"_a.none() = nb::none(),
+           "prior_sums"_a.none() = nb::none())
       .def(
           "step",
           [](Engine& self, const nb::typed<nb::sequence, TableUpdate>& sequence) {
@@ -371,8 +399,10 @@ void bind_training(nb::class_<Engine>& engine) {
       .def(
           "read_rows",
           [](Engine& self, std::uint32_t table, Rows rows, ArrayOut<float, nb::ndim<2>> out) {
-            const std::uint32_t dim = self.locked([&](RowStore& store) { return store.table(table).record().dim; });
-            require(out.shape(0) == rows.size() && out.shape(1) == dim, "out must be float32[len(rows), embedding_dim]");
+            const std::uint32_t dim =
+                self.locked([&](RowStore& store) { return store.table(table).record().dim; });
+            require(out.shape(0) == rows.size() && out.shape(1) == dim,
+                    "out must be float32[len(rows), embedding_dim]");
             const nb::gil_scoped_release release;
             self.read_rows(table, rows.data(), rows.size(), out.data());
           },
@@ -382,7 +412,8 @@ void bind_training(nb::class_<Engine>& engine) {
           [](Engine& self, std::uint32_t table, Rows rows, ArrayOut<std::uint8_t, nb::ndim<2>> out) {
             const std::size_t stride =
                 self.locked([&](RowStore& store) { return store.table(table).record().stride(); });
-            require(out.shape(0) == rows.size() && out.shape(1) == stride, "out must be uint8[len(rows), stride]");
+            require(out.shape(0) == rows.size() && out.shape(1) == stride,
+                    "out must be uint8[len(rows), stride]");
             const nb::gil_scoped_release release;
             self.read_records(table, rows.data(), rows.size(), reinterpret_cast<std::byte*>(out.data()));
           },
@@ -390,7 +421,8 @@ void bind_training(nb::class_<Engine>& engine) {
       .def(
           "write_rows",
           [](Engine& self, std::uint32_t table, Rows rows, ArrayIn<float, nb::ndim<2>> values) {
-            const std::uint32_t dim = self.locked([&](RowStore& store) { return store.table(table).record().dim; });
+            const std::uint32_t dim =
+                self.locked([&](RowStore& store) { return store.table(table).record().dim; });
             require(values.shape(0) == rows.size() && values.shape(1) == dim,
                     "values must be float32[len(rows), embedding_dim]");
             const nb::gil_scoped_release release;
@@ -416,10 +448,11 @@ void bind_tables(nb::class_<Engine>& engine) {
   engine
       .def(
           "add_table",
-          [](Engine& self, const std::string& name, std::uint64_t num_rows, std::uint32_t dim, int dtype, int init_kind,
-             float init_a, float init_b, std::uint64_t key, std::int64_t padding_row) {
+          [](Engine& self, const std::string& name, std::uint64_t num_rows, std::uint32_t dim, int dtype,
+             int init_kind, float init_a, float init_b, std::uint64_t key, std::int64_t padding_row) {
             require(dtype >= 0 && dtype <= 2, "a dtype is 0 (float32), 1 (float16) or 2 (bfloat16)");
-            require(init_kind >= 0 && init_kind <= 2, "an init_kind is 0 (constant), 1 (uniform) or 2 (normal)");
+            require(init_kind >= 0 && init_kind <= 2,
+                    "an init_kind is 0 (constant), 1 (uniform) or 2 (normal)");
             RowInit init;
             init.kind = static_cast<InitKind>(init_kind);
             init.a = init_a;
@@ -428,8 +461,8 @@ void bind_tables(nb::class_<Engine>& engine) {
             init.padding_row = padding_row;
             return self.add_table(name, num_rows, dim, static_cast<WeightType>(dtype), init);
           },
-          Release(), nb::kw_only(), "name"_a, "num_rows"_a, "dim"_a, "dtype"_a, "init_kind"_a, "init_a"_a, "init_b"_a,
-          "key"_a, "padding_row"_a = -1)
+          Release(), nb::kw_only(), "name"_a, "num_rows"_a, "dim"_a, "dtype"_a, "init_kind"_a, "init_a"_a,
+          "init_b"_a, "key"_a, "padding_row"_a = -1)
       .def("add_layout", &Engine::add_layout, Release(), "table"_a, "state_floats"_a, "initial_state"_a)
       .def("use_layout", &Engine::use_layout, Release(), "table"_a, "layout"_a)
       .def("table_version", &Engine::version, Release(), "table"_a)
@@ -455,7 +488,9 @@ void bind_log(nb::class_<Engine>& engine) {
            [](Engine& self) { return self.locked([](RowStore& store) { return store.log().refused(); }); })
       .def(
           "open_base",
-          [](Engine& self, const std::string& path) { self.locked([&](RowStore& store) { store.open_base(path); }); },
+          [](Engine& self, const std::string& path) {
+            self.locked([&](RowStore& store) { store.open_base(path); });
+          },
           Release(), "path"_a)
       .def("load_segments", &load_segments, nb::arg("numbers").noconvert(), nb::arg("ids").noconvert(),
            nb::arg("epochs").noconvert(), nb::arg("rows").noconvert(), nb::arg("used_pages").noconvert(),
@@ -471,7 +506,8 @@ void bind_log(nb::class_<Engine>& engine) {
             });
           },
           "table"_a, nb::arg("pages").noconvert(), nb::arg("offsets").noconvert())
-      .def("load_locations", &load_locations, "table"_a, nb::arg("rows").noconvert(), nb::arg("locations").noconvert())
+      .def("load_locations", &load_locations, "table"_a, nb::arg("rows").noconvert(),
+           nb::arg("locations").noconvert())
       .def(
           "next_sealed",
           [](Engine& self, std::size_t max_group, double timeout_seconds) {
@@ -507,7 +543,8 @@ void bind_log(nb::class_<Engine>& engine) {
       .def(
           "take_deletable",
           [](Engine& self, const std::vector<std::uint64_t>& checkpoints, std::size_t limit) {
-            return self.locked([&](RowStore& store) { return store.log().take_deletable(checkpoints, limit); });
+            return self.locked(
+                [&](RowStore& store) { return store.log().take_deletable(checkpoints, limit); });
           },
           Release(), "checkpoints"_a, "limit"_a)
       .def(
@@ -531,9 +568,13 @@ void bind_log(nb::class_<Engine>& engine) {
 
 void bind_checkpoints(nb::class_<Engine>& engine) {
   engine
-      .def("epoch", [](Engine& self) { return self.locked([](RowStore& store) { return store.epoch(); }); }, Release())
-      .def("begin_checkpoint",
-           [](Engine& self) { return self.locked([](RowStore& store) { return store.begin_checkpoint(); }); }, Release())
+      .def(
+          "epoch", [](Engine& self) { return self.locked([](RowStore& store) { return store.epoch(); }); },
+          Release())
+      .def(
+          "begin_checkpoint",
+          [](Engine& self) { return self.locked([](RowStore& store) { return store.begin_checkpoint(); }); },
+          Release())
       .def(
           "sweep",
           [](Engine& self, std::size_t max_rows) {
@@ -546,7 +587,9 @@ void bind_checkpoints(nb::class_<Engine>& engine) {
             return self.locked([&](RowStore& store) { return store.sweep(max_rows, /*owed_only=*/false); });
           },
           Release(), "max_rows"_a)
-      .def("owed_rows", [](Engine& self) { return self.locked([](RowStore& store) { return store.owed(); }); }, Release())
+      .def(
+          "owed_rows", [](Engine& self) { return self.locked([](RowStore& store) { return store.owed(); }); },
+          Release())
       .def(
           "flush",
           [](Engine& self, std::uint64_t epoch, bool closes, std::size_t meta_bytes) {
@@ -575,8 +618,8 @@ void bind_engine(nb::module_& m) {
   bind_lookups(m);
   nb::class_<Engine> engine(m, "Engine");
   engine
-      .def(nb::init<std::uint64_t, int, std::uint32_t, std::uint64_t, std::uint32_t>(), nb::kw_only(), "dram_bytes"_a,
-           "num_threads"_a, "incarnation"_a, "epoch"_a, "max_pending_segments"_a = 32)
+      .def(nb::init<std::uint64_t, int, std::uint32_t, std::uint64_t, std::uint32_t>(), nb::kw_only(),
+           "dram_bytes"_a, "num_threads"_a, "incarnation"_a, "epoch"_a, "max_pending_segments"_a = 32)
       .def("set_num_threads", &Engine::set_num_threads, Release(), "n"_a)
       .def("close", &Engine::close, Release());
   bind_tables(engine);

@@ -59,10 +59,14 @@ NB_MODULE(_native, m) {
   m.attr("BASE_PAGE_ROWS") = kBasePageRows;
   m.def("isa", [] { return kIsaNames[static_cast<int>(isa())]; });
   m.def("set_isa", &set_isa_by_name, "name"_a);
-  m.def("crc32c", [](nb::bytes data, std::uint32_t crc) { return crc32c(data.c_str(), data.size(), crc); }, "data"_a,
-        "crc"_a = 0);
   m.def(
-      "crc32c", [](ArrayIn<std::uint8_t, nb::ndim<1>> data, std::uint32_t crc) { return crc32c(data.data(), data.size(), crc); },
+      "crc32c", [](nb::bytes data, std::uint32_t crc) { return crc32c(data.c_str(), data.size(), crc); },
+      "data"_a, "crc"_a = 0);
+  m.def(
+      "crc32c",
+      [](ArrayIn<std::uint8_t, nb::ndim<1>> data, std::uint32_t crc) {
+        return crc32c(data.data(), data.size(), crc);
+      },
       nb::arg("data").noconvert(), "crc"_a = 0);
   m.def("locate_values", &locate, "path"_a, "min_key"_a = 0, "max_key"_a = ~std::uint64_t{0});
   bind_segments(m);

@@ -35,7 +35,8 @@ struct SegmentImage {
       const BlockContents& block = header.blocks[b];
       const std::byte* data = block_in_image(image.data(), b);
       const BlockTrailer trailer = trailer_of(data);
-      if (!check_block(data, header.segment_id, b) || trailer.table != static_cast<std::uint16_t>(block.table) ||
+      if (!check_block(data, header.segment_id, b) ||
+          trailer.table != static_cast<std::uint16_t>(block.table) ||
           trailer.layout != static_cast<std::uint8_t>(block.layout)) {
         bad_blocks.push_back(b);
       }
@@ -89,7 +90,9 @@ std::unique_ptr<SegmentImage> read_segment(const std::string& path, std::uint64_
 
 std::unique_ptr<SegmentImage> check_segment(const void* data, std::size_t size) {
   auto segment = std::make_unique<SegmentImage>();
-  if (size != kSegmentBytes) throw CorruptionError("a segment has " + std::to_string(kSegmentBytes) + " bytes, not " + std::to_string(size));
+  if (size != kSegmentBytes)
+    throw CorruptionError("a segment has " + std::to_string(kSegmentBytes) + " bytes, not " +
+                          std::to_string(size));
   std::memcpy(segment->image.data() + kValueOffset, data, size);
   segment->parse();
   return segment;
@@ -112,17 +115,24 @@ void bind_segments(nb::module_& m) {
                    [](const SegmentImage& s) {
                      return used_pages(s.header, header_bytes(s.header, s.header.meta.size()));
                    })
-      .def_prop_ro("meta", [](const SegmentImage& s) { return nb::bytes(s.header.meta.data(), s.header.meta.size()); })
+      .def_prop_ro(
+          "meta", [](const SegmentImage& s) { return nb::bytes(s.header.meta.data(), s.header.meta.size()); })
       .def_prop_ro("bad_blocks", [](const SegmentImage& s) { return s.bad_blocks; })
-      .def_prop_ro("tables", [](nb::handle_t<SegmentImage> s) { return view(nb::cast<SegmentImage&>(s).tables, s); })
-      .def_prop_ro("layouts", [](nb::handle_t<SegmentImage> s) { return view(nb::cast<SegmentImage&>(s).layouts, s); })
-      .def_prop_ro("rows", [](nb::handle_t<SegmentImage> s) { return view(nb::cast<SegmentImage&>(s).rows, s); })
-      .def_prop_ro("locations", [](nb::handle_t<SegmentImage> s) { return view(nb::cast<SegmentImage&>(s).locations, s); })
+      .def_prop_ro("tables",
+                   [](nb::handle_t<SegmentImage> s) { return view(nb::cast<SegmentImage&>(s).tables, s); })
+      .def_prop_ro("layouts",
+                   [](nb::handle_t<SegmentImage> s) { return view(nb::cast<SegmentImage&>(s).layouts, s); })
+      .def_prop_ro("rows",
+                   [](nb::handle_t<SegmentImage> s) { return view(nb::cast<SegmentImage&>(s).rows, s); })
+      .def_prop_ro("locations",
+                   [](nb::handle_t<SegmentImage> s) { return view(nb::cast<SegmentImage&>(s).locations, s); })
       .def("records", &SegmentImage::record, "i"_a);
   m.def("read_segment", &read_segment, "path"_a, "offset"_a);
-  m.def("check_segment", [](nb::bytes value) { return check_segment(value.c_str(), value.size()); }, "value"_a);
   m.def(
-      "check_segment", [](ArrayIn<std::uint8_t, nb::ndim<1>> value) { return check_segment(value.data(), value.size()); },
+      "check_segment", [](nb::bytes value) { return check_segment(value.c_str(), value.size()); }, "value"_a);
+  m.def(
+      "check_segment",
+      [](ArrayIn<std::uint8_t, nb::ndim<1>> value) { return check_segment(value.data(), value.size()); },
       nb::arg("value").noconvert());
 
   nb::class_<SealedSegment>(m, "SealedSegment")
@@ -152,7 +162,8 @@ void bind_segments(nb::module_& m) {
           "meta"_a)
       .def_prop_ro("value", [](nb::handle_t<SealedSegment> s) {
         std::byte* image = nb::cast<SealedSegment&>(s).pending->image.data();
-        return NumpyArray<std::uint8_t>(reinterpret_cast<std::uint8_t*>(image + kValueOffset), {kSegmentBytes}, s);
+        return NumpyArray<std::uint8_t>(reinterpret_cast<std::uint8_t*>(image + kValueOffset),
+                                        {kSegmentBytes}, s);
       });
 }
 

@@ -68,8 +68,8 @@ EngineTimes Engine::times() {
 
 // --- tables
 
-std::uint32_t Engine::add_table(const std::string& name, std::uint64_t num_rows, std::uint32_t dim, WeightType dtype,
-                                const RowInit& init) {
+std::uint32_t Engine::add_table(const std::string& name, std::uint64_t num_rows, std::uint32_t dim,
+                                WeightType dtype, const RowInit& init) {
   const Pass pass(*this);
   return store_.add_table(name, num_rows, dim, dtype, init);
 }
@@ -94,7 +94,8 @@ void Engine::set_update_count(std::uint32_t table, std::uint64_t count) {
 
 // --- the writer thread
 
-std::vector<std::shared_ptr<PendingSegment>> Engine::next_sealed(std::size_t max_group, double timeout_seconds) {
+std::vector<std::shared_ptr<PendingSegment>> Engine::next_sealed(std::size_t max_group,
+                                                                 double timeout_seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   sealed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
                    [this] { return closed_ || woken_ || store_.log().has_sealed(); });

@@ -35,7 +35,8 @@ class Stopwatch {
 
 void Engine::bad_index(const Table& table, std::uint64_t position, std::int64_t value) const {
   throw std::out_of_range("table '" + table.name + "': index " + std::to_string(value) + " at position " +
-                          std::to_string(position) + " is out of range [0, " + std::to_string(table.num_rows) + ")");
+                          std::to_string(position) + " is out of range [0, " +
+                          std::to_string(table.num_rows) + ")");
 }
 
 // Cuts the indices into features and checks the offsets.
@@ -48,17 +49,19 @@ void Engine::lay_out(const std::vector<FeatureSpec>& features, const ForwardInpu
   if (!fixed) {
     const std::uint64_t expected = bags + (input.include_last_offset ? 1 : 0);
     if (input.offsets.size != expected) {
-      throw std::invalid_argument("offsets has " + std::to_string(input.offsets.size) + " entries, expected " +
-                                  std::to_string(expected));
+      throw std::invalid_argument("offsets has " + std::to_string(input.offsets.size) +
+                                  " entries, expected " + std::to_string(expected));
     }
     std::int64_t before = 0;
     for (std::uint64_t i = 0; i < expected; ++i) {
       const std::int64_t offset = input.offsets.at(i);
-      if (i == 0 && offset != 0) throw std::invalid_argument("offsets[0] must be 0, got " + std::to_string(offset));
+      if (i == 0 && offset != 0)
+        throw std::invalid_argument("offsets[0] must be 0, got " + std::to_string(offset));
       if (offset < before || offset > static_cast<std::int64_t>(size)) {
         throw std::invalid_argument("offsets[" + std::to_string(i) + "] = " + std::to_string(offset) +
-                                    (offset < before ? " is below the one before, " + std::to_string(before)
-                                                     : " is beyond the " + std::to_string(size) + " indices"));
+                                    (offset < before
+                                         ? " is below the one before, " + std::to_string(before)
+                                         : " is beyond the " + std::to_string(size) + " indices"));
       }
       before = offset;
     }
@@ -174,8 +177,8 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
     }
     threads_.run(by_table.size(), [&](std::size_t group) {
       for (const std::size_t f : by_table[group]) {
-        find_rows(lookup->features[f], span_of(f), plan_free(store_.table(features[f].table), input), missing[f],
-                     plain_rows[f]);
+        find_rows(lookup->features[f], span_of(f), plan_free(store_.table(features[f].table), input),
+                  missing[f], plain_rows[f]);
       }
     });
   }
@@ -228,7 +231,8 @@ PoolTask Engine::pool_task(std::size_t which, Lookup& lookup, const std::vector<
   if (feature.mode == PoolMode::kMax && input.argmax != nullptr) {
     task.argmax = input.argmax;
     for (std::size_t f = 0; f < which; ++f) {
-      if (features[f].mode == PoolMode::kMax) task.argmax += input.num_bags * store_.table(features[f].table).record().dim;
+      if (features[f].mode == PoolMode::kMax)
+        task.argmax += input.num_bags * store_.table(features[f].table).record().dim;
     }
   }
   if (feature.mode != PoolMode::kSum) task.counts = feature.counts.data();
@@ -244,7 +248,8 @@ void Engine::pool_in_pieces(std::size_t which, Lookup& lookup, const std::vector
   feature.version = table.version;
   feature.generation = ~std::uint64_t{0};  // the plan names no slots
   PoolTask task = pool_task(which, lookup, features, input, begins);
-  const auto run = [&task](const std::uint32_t* slots, std::uint64_t begin, std::uint64_t end, bool first, bool last) {
+  const auto run = [&task](const std::uint32_t* slots, std::uint64_t begin, std::uint64_t end, bool first,
+                           bool last) {
     task.slot_of_position = slots;
     task.position_begin = begin;
     task.position_end = end;
@@ -260,8 +265,9 @@ void Engine::pool_in_pieces(std::size_t which, Lookup& lookup, const std::vector
   run(nullptr, 0, 0, false, true);
 }
 
-void Engine::pool_features(const std::vector<std::size_t>& which, Lookup& lookup, const std::vector<FeatureSpec>& features,
-                           const ForwardInput& input, const std::vector<std::uint64_t>& begins) {
+void Engine::pool_features(const std::vector<std::size_t>& which, Lookup& lookup,
+                           const std::vector<FeatureSpec>& features, const ForwardInput& input,
+                           const std::vector<std::uint64_t>& begins) {
   if (which.empty()) return;
   const Stopwatch watch(times_.compute_seconds);
   threads_.run(which.size(), [&](std::size_t i) {
@@ -283,7 +289,8 @@ void Engine::pool_features(const std::vector<std::size_t>& which, Lookup& lookup
     const std::vector<std::int64_t>& offsets = lookup.features[f].offsets;
     std::uint64_t begin = 0;
     for (std::uint64_t bag = 0; bag < input.num_bags; ++bag) {
-      const std::uint64_t work = static_cast<std::uint64_t>(offsets[bag + 1] - offsets[begin]) + bag + 1 - begin;
+      const std::uint64_t work =
+          static_cast<std::uint64_t>(offsets[bag + 1] - offsets[begin]) + bag + 1 - begin;
       if (work < per_task && bag + 1 < input.num_bags) continue;
       parts.push_back({f, begin, bag + 1});
       begin = bag + 1;
@@ -313,7 +320,8 @@ bool Engine::bring_all(FeatureLookup& feature) {
                 feature.plan.slots.data(), true);
 }
 
-bool Engine::locate(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots, bool counted) {
+bool Engine::locate(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots,
+                    bool counted) {
   std::vector<std::uint32_t> missing;
   store_.find(table, rows, n, slots, missing);
   const std::size_t found = n - missing.size();
@@ -328,7 +336,8 @@ void Engine::each_piece(FeatureLookup& feature,
   const BatchPlan& plan = feature.plan;
   std::vector<std::uint64_t> row_of_position(plan.num_positions, kNoKey);
   for (std::uint64_t u = 0; u < plan.num_unique(); ++u) {
-    for (std::uint32_t i = plan.csr[u]; i < plan.csr[u + 1]; ++i) row_of_position[plan.positions[i]] = plan.rows[u];
+    for (std::uint32_t i = plan.csr[u]; i < plan.csr[u + 1]; ++i)
+      row_of_position[plan.positions[i]] = plan.rows[u];
   }
   std::vector<std::uint32_t> slot_of_position(plan.num_positions, kNoSlot);
   std::vector<std::uint64_t> rows;
@@ -346,7 +355,8 @@ void Engine::each_piece(FeatureLookup& feature,
     store_.next_clock();
     if (!locate(table, rows.data(), rows.size(), slots.data(), false)) {
       // Slots of other strides could not be taken over whole; a smaller piece does.
-      if (capacity == 1) throw CapacityError("table '" + table.name + "': no slot could be freed in the dram tier");
+      if (capacity == 1)
+        throw CapacityError("table '" + table.name + "': no slot could be freed in the dram tier");
       capacity = std::max<std::uint64_t>(1, capacity / 2);
       continue;
     }
@@ -361,14 +371,16 @@ void Engine::each_piece(FeatureLookup& feature,
   }
 }
 
-void Engine::weight_grad(Lookup& lookup, std::size_t which, const float* grad, std::size_t grad_stride, float* out) {
+void Engine::weight_grad(Lookup& lookup, std::size_t which, const float* grad, std::size_t grad_stride,
+                         float* out) {
   const Pass pass(*this);
   FeatureLookup& feature = lookup.features.at(which);
   Table& table = table_at(feature.table);
   if (table.version != feature.version) {
-    throw StateError("table '" + table.name +
-                     "' was changed between forward and backward; the gradient of per_sample_weights needs the rows as "
-                     "they were: call backward before step and write_rows");
+    throw StateError(
+        "table '" + table.name +
+        "' was changed between forward and backward; the gradient of per_sample_weights needs the rows as "
+        "they were: call backward before step and write_rows");
   }
   store_.settle_residency();
   store_.next_clock();
@@ -400,7 +412,8 @@ void Engine::weight_grad(Lookup& lookup, std::size_t which, const float* grad, s
 
 // --- backward sums
 
-// Of a mean, the gradient of a position is its bag's gradient over the bag's count: one division for all its positions.
+// Of a mean, the gradient of a position is its bag's gradient over the bag's count: one division for all its
+// positions.
 void Engine::divide_by_counts(TableUpdate& update) {
   if (update.lookup == nullptr) return;
   const FeatureLookup& feature = update.lookup->features.at(update.feature);
@@ -408,7 +421,8 @@ void Engine::divide_by_counts(TableUpdate& update) {
   const std::size_t dim = store_.table(feature.table).record().dim;
   const std::size_t bags = feature.counts.size();
   update.divided.resize(bags * dim);
-  const std::size_t tasks = std::min(kTasksPerThread * static_cast<std::size_t>(threads_.num_threads()), bags);
+  const std::size_t tasks =
+      std::min(kTasksPerThread * static_cast<std::size_t>(threads_.num_threads()), bags);
   threads_.run(tasks, [&](std::size_t task) {
     for (std::size_t bag = bags * task / tasks; bag < bags * (task + 1) / tasks; ++bag) {
       if (feature.counts[bag] == 0) continue;  // no position refers to it
@@ -450,19 +464,23 @@ RowSums Engine::row_sums(TableUpdate update, const std::int64_t* prior_rows, con
   // The plan may be ordered by slot; the result is ordered by row.
   std::vector<std::uint32_t> order(unique);
   std::iota(order.begin(), order.end(), 0u);
-  std::sort(order.begin(), order.end(), [&plan](std::uint32_t x, std::uint32_t y) { return plan.rows[x] < plan.rows[y]; });
+  std::sort(order.begin(), order.end(),
+            [&plan](std::uint32_t x, std::uint32_t y) { return plan.rows[x] < plan.rows[y]; });
   std::vector<std::uint32_t> prior_of_unique(unique, kNoSlot), place_of_unique(unique);
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> prior_places;  // (prior, place) of rows that only the prior sums have
+  std::vector<std::pair<std::uint32_t, std::uint32_t>>
+      prior_places;  // (prior, place) of rows that only the prior sums have
   RowSums result;
   std::size_t prior = 0;
   const auto take_prior = [&] {
-    prior_places.emplace_back(static_cast<std::uint32_t>(prior), static_cast<std::uint32_t>(result.rows.size()));
+    prior_places.emplace_back(static_cast<std::uint32_t>(prior),
+                              static_cast<std::uint32_t>(result.rows.size()));
     result.rows.push_back(prior_rows[prior++]);
   };
   for (const std::uint32_t u : order) {
     const auto row = static_cast<std::int64_t>(plan.rows[u]);
     while (prior < num_prior && prior_rows[prior] < row) take_prior();
-    if (prior < num_prior && prior_rows[prior] == row) prior_of_unique[u] = static_cast<std::uint32_t>(prior++);
+    if (prior < num_prior && prior_rows[prior] == row)
+      prior_of_unique[u] = static_cast<std::uint32_t>(prior++);
     place_of_unique[u] = static_cast<std::uint32_t>(result.rows.size());
     result.rows.push_back(row);
   }
@@ -473,7 +491,8 @@ RowSums Engine::row_sums(TableUpdate update, const std::int64_t* prior_rows, con
   source.sums = num_prior > 0 ? prior_sums : nullptr;
   source.sum_of_unique = num_prior > 0 ? prior_of_unique.data() : nullptr;
   std::vector<float> sums(unique * dim);  // in the plan's order
-  const std::size_t tasks = std::min(kTasksPerThread * static_cast<std::size_t>(threads_.num_threads()), unique);
+  const std::size_t tasks =
+      std::min(kTasksPerThread * static_cast<std::size_t>(threads_.num_threads()), unique);
   threads_.run(tasks, [&](std::size_t task) {
     const std::size_t begin = unique * task / tasks, end = unique * (task + 1) / tasks;
     sum_rows(source, dim, begin, end, sums.data());
@@ -496,13 +515,14 @@ struct Engine::Located {
   std::uint64_t num_rows;
   const std::uint32_t* slots = nullptr;  // of the plan if it still holds, else of own_slots
   std::vector<std::uint32_t> own_slots;
-  std::uint64_t begin = 0, end = 0;      // of rows, with slots[i] for row begin + i
+  std::uint64_t begin = 0, end = 0;  // of rows, with slots[i] for row begin + i
 };
 
 void Engine::step(std::vector<TableUpdate>& updates) {
   const Pass pass(*this);
   if (torn_) {
-    throw StateError("an earlier step failed half way; go back to a checkpoint with Store.restore, or reopen the store");
+    throw StateError(
+        "an earlier step failed half way; go back to a checkpoint with Store.restore, or reopen the store");
   }
   for (TableUpdate& update : updates) {
     table_at(update.table);
@@ -573,7 +593,8 @@ void Engine::update_in_pieces(Located& item) {
     item.own_slots.assign(count, 0);
     store_.next_clock();
     if (!locate(*item.table, item.rows + begin, count, item.own_slots.data(), false)) {
-      if (capacity == 1) throw CapacityError("table '" + item.table->name + "': no slot could be freed in the dram tier");
+      if (capacity == 1)
+        throw CapacityError("table '" + item.table->name + "': no slot could be freed in the dram tier");
       capacity = std::max<std::uint64_t>(1, capacity / 2);
       continue;
     }

@@ -11,8 +11,9 @@ namespace {
 void check_rows(const Table& table, const std::int64_t* rows, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
     if (rows[i] < 0 || static_cast<std::uint64_t>(rows[i]) >= table.num_rows) {
-      throw std::out_of_range("table '" + table.name + "': index " + std::to_string(rows[i]) + " at position " +
-                              std::to_string(i) + " is out of range [0, " + std::to_string(table.num_rows) + ")");
+      throw std::out_of_range("table '" + table.name + "': index " + std::to_string(rows[i]) +
+                              " at position " + std::to_string(i) + " is out of range [0, " +
+                              std::to_string(table.num_rows) + ")");
     }
   }
 }
@@ -56,7 +57,8 @@ void Engine::write_rows(std::uint32_t number, const std::int64_t* rows, std::siz
     slots.assign(count, 0);
     store_.next_clock();
     if (!locate(table, plan.rows.data() + begin, count, slots.data(), false)) {
-      if (capacity == 1) throw CapacityError("table '" + table.name + "': no slot could be freed in the dram tier");
+      if (capacity == 1)
+        throw CapacityError("table '" + table.name + "': no slot could be freed in the dram tier");
       capacity = std::max<std::uint64_t>(1, capacity / 2);
       continue;
     }
@@ -66,7 +68,8 @@ void Engine::write_rows(std::uint32_t number, const std::int64_t* rows, std::siz
     for (std::uint64_t u = 0; u < count; ++u) {
       // Of duplicates the last one wins.
       const std::uint32_t position = plan.positions[plan.csr[begin + u + 1] - 1];
-      store_row(layout, values + std::size_t{position} * layout.dim, table.records() + slots[u] * layout.stride());
+      store_row(layout, values + std::size_t{position} * layout.dim,
+                table.records() + slots[u] * layout.stride());
     }
     begin += count;
   }

@@ -6,8 +6,8 @@
 namespace mtrains {
 namespace {
 
-// Whole blocks that one piece may have: 8 vectors of accumulators, or 16 where a vector is 4 floats. Results do
-// not depend on it; a build with sanitizers takes minutes with more than 2.
+// Whole blocks that one piece may have: 8 vectors of accumulators, or 16 where a vector is 4 floats. Results
+// do not depend on it; a build with sanitizers takes minutes with more than 2.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr std::uint32_t kMaxBlocks = 2;
 #else

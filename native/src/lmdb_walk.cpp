@@ -107,7 +107,11 @@ struct Snapshot {
 class TreeWalk {
  public:
   TreeWalk(const std::string& path, std::uint64_t min_key, std::uint64_t max_key)
-      : file_(path), file_bytes_(file_.size()), min_key_(min_key), max_key_(max_key), page_size_(read_page_size()) {}
+      : file_(path),
+        file_bytes_(file_.size()),
+        min_key_(min_key),
+        max_key_(max_key),
+        page_size_(read_page_size()) {}
 
   std::vector<LocatedValue> run() {
     const Snapshot first = read_snapshot(0);
@@ -271,7 +275,8 @@ class TreeWalk {
 
 }  // namespace
 
-std::vector<LocatedValue> locate_values(const std::string& path, std::uint64_t min_key, std::uint64_t max_key) {
+std::vector<LocatedValue> locate_values(const std::string& path, std::uint64_t min_key,
+                                        std::uint64_t max_key) {
   return TreeWalk(path, min_key, max_key).run();
 }
 

@@ -17,9 +17,11 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 MemoryMap::MemoryMap(std::size_t size, bool huge) : size_((size + kPage - 1) / kPage * kPage) {
   if (size_ == 0) return;
-  void* data = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* data =
+      mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) {
-    throw CapacityError("cannot reserve " + std::to_string(size_) + " bytes of address space: " + std::strerror(errno));
+    throw CapacityError("cannot reserve " + std::to_string(size_) +
+                        " bytes of address space: " + std::strerror(errno));
   }
   data_ = static_cast<std::byte*>(data);
   madvise(data_, size_, MADV_DONTFORK);

@@ -37,9 +37,12 @@ void RowStore::close_base() {
 void RowStore::read_base_page(Table& table, std::uint64_t page, std::uint64_t offset) {
   std::vector<std::byte> value(kBasePageBytes);
   for (std::size_t done = 0; done < value.size();) {
-    const ssize_t n = pread(base_fd_, value.data() + done, value.size() - done, static_cast<off_t>(offset + done));
+    const ssize_t n =
+        pread(base_fd_, value.data() + done, value.size() - done, static_cast<off_t>(offset + done));
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (n <= 0) throw IoError(n < 0 ? errno : EIO, "reading directory page at offset " + std::to_string(offset) + " of " + base_path_);
+    if (n <= 0)
+      throw IoError(n < 0 ? errno : EIO,
+                    "reading directory page at offset " + std::to_string(offset) + " of " + base_path_);
     done += static_cast<std::size_t>(n);
   }
   std::uint32_t crc, number;
@@ -48,10 +51,11 @@ void RowStore::read_base_page(Table& table, std::uint64_t page, std::uint64_t of
   std::memcpy(&number, value.data() + 4, 4);
   std::memcpy(&named, value.data() + 8, 8);
   if (crc != crc32c(value.data() + 4, value.size() - 4) || named != page || number != table.number) {
-    throw CorruptionError(base_path_ + ": directory page " + std::to_string(page) + " of table '" + table.name +
-                          "' is not what was written; run `mtrains verify --rebuild`");
+    throw CorruptionError(base_path_ + ": directory page " + std::to_string(page) + " of table '" +
+                          table.name + "' is not what was written; run `mtrains verify --rebuild`");
   }
-  table.directory.fill_page(page, reinterpret_cast<const std::uint64_t*>(value.data() + kBasePageHeaderBytes));
+  table.directory.fill_page(page,
+                            reinterpret_cast<const std::uint64_t*>(value.data() + kBasePageHeaderBytes));
 }
 
 Entry RowStore::entry(Table& table, std::uint64_t row) {
@@ -109,7 +113,8 @@ void RowStore::peek(Table& table, const std::int64_t* rows, std::size_t n,
       const auto row = static_cast<std::uint64_t>(rows[i]);
       const Entry found = entry(table, row);
       if (found & kInSlot) {
-        take(i, table.resident ? table.arena.data() + row * stride : table.pool->record(static_cast<std::uint32_t>(found)));
+        take(i, table.resident ? table.arena.data() + row * stride
+                               : table.pool->record(static_cast<std::uint32_t>(found)));
       } else if (found & kLocationMask) {
         reads.push_back({found & kLocationMask, table.number, static_cast<std::uint32_t>(i - begin)});
       } else {
@@ -127,7 +132,8 @@ void RowStore::peek(Table& table, const std::int64_t* rows, std::size_t n,
 // --- checkpoints
 
 std::uint64_t RowStore::begin_checkpoint() {
-  if (num_owed_ > 0) throw StateError(std::to_string(num_owed_) + " rows of an earlier checkpoint are not written yet");
+  if (num_owed_ > 0)
+    throw StateError(std::to_string(num_owed_) + " rows of an earlier checkpoint are not written yet");
   num_owed_ = num_dirty_;
   num_dirty_ = 0;
   return epoch_++;
@@ -222,7 +228,8 @@ std::int64_t RowStore::evacuate(std::uint32_t number) {
     if (chunks > 1) {
       joined.resize(chunks * kBlockDataBytes);
       for (std::uint32_t i = 0; i < chunks; ++i) {
-        std::memcpy(joined.data() + i * kBlockDataBytes, block_in_image(image.data(), b - i), kBlockDataBytes);
+        std::memcpy(joined.data() + i * kBlockDataBytes, block_in_image(image.data(), b - i),
+                    kBlockDataBytes);
       }
       data = joined.data();
     }
@@ -243,7 +250,8 @@ void RowStore::move_if_current(Table& table, std::uint64_t row, Location locatio
   const auto slot = static_cast<std::uint32_t>(found);
   const Location current = in_pool ? table.pool->index.location(slot) : found & kLocationMask;
   // The row of a dirty slot is about to be written again; its old place stays until then.
-  const bool dirty = in_pool ? table.pool->index.hot(slot).stamp() != kClean : (found & kStampMask) != 0 && table.resident;
+  const bool dirty =
+      in_pool ? table.pool->index.hot(slot).stamp() != kClean : (found & kStampMask) != 0 && table.resident;
   if (current != location || dirty) return;
   const Location next = log_.append(epoch_, table.number, layout, row, table.first_key + row, record);
   log_.supersede(location, epoch_);

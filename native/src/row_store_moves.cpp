@@ -10,7 +10,8 @@ namespace mtrains {
 namespace {
 
 constexpr std::size_t kPrefetchRows = 16;
-// Slots are lent to a pool by slabs: small ones under a small budget, so that several strides get their share.
+// Slots are lent to a pool by slabs: small ones under a small budget, so that several strides get their
+// share.
 constexpr std::uint64_t kSlabBytes = 256 << 10;
 constexpr std::uint64_t kSlabsPerBudget = 32;
 constexpr std::uint32_t kLastClock = 0xf0000000u;
@@ -100,11 +101,13 @@ void RowStore::initialise(Table& table, const std::vector<std::pair<std::uint64_
   const RecordLayout layout = table.record();
   threads_.run((records.size() + kRowsPerTask - 1) / kRowsPerTask, [&](std::size_t task) {
     const std::size_t end = std::min(records.size(), (task + 1) * kRowsPerTask);
-    for (std::size_t i = task * kRowsPerTask; i < end; ++i) init.fill(layout, records[i].first, records[i].second);
+    for (std::size_t i = task * kRowsPerTask; i < end; ++i)
+      init.fill(layout, records[i].first, records[i].second);
   });
 }
 
-void RowStore::copy_record(const Table& table, std::uint16_t layout, const std::byte* from, std::byte* to) const {
+void RowStore::copy_record(const Table& table, std::uint16_t layout, const std::byte* from,
+                           std::byte* to) const {
   const TableLayout& present = table.layouts[table.layout];
   if (layout == table.layout) {
     std::memcpy(to, from, present.record.stride());
@@ -117,8 +120,8 @@ void RowStore::copy_record(const Table& table, std::uint16_t layout, const std::
   }
 }
 
-void RowStore::bring_resident(Table& table, const std::uint64_t* rows, const std::vector<std::uint32_t>& missing,
-                              bool counted) {
+void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
+                              const std::vector<std::uint32_t>& missing, bool counted) {
   std::vector<std::pair<std::uint64_t, std::byte*>> fresh;
   std::vector<RowRead> reads;
   std::vector<std::uint64_t> read_rows;
@@ -225,14 +228,16 @@ bool RowStore::make_room(SlotPool& pool, std::size_t needed) {
 bool RowStore::grow(SlotPool& pool) {
   std::uint64_t used = 0;
   for (const auto& [stride, other] : pools_) used += other->index.capacity() * other->slot_bytes();
-  const std::uint64_t slab = std::max<std::uint64_t>(1, std::min(kSlabBytes, dram_bytes_ / kSlabsPerBudget) / pool.slot_bytes());
+  const std::uint64_t slab =
+      std::max<std::uint64_t>(1, std::min(kSlabBytes, dram_bytes_ / kSlabsPerBudget) / pool.slot_bytes());
   const std::uint64_t slots = std::min(slab, (dram_bytes_ - used) / pool.slot_bytes());
   if (slots == 0) return false;
   pool.index.grow(pool.index.capacity() + static_cast<std::uint32_t>(slots));
   return true;
 }
 
-// Takes a slab from the pool that holds the least recently used row, or (unless only_older) from any that can spare one.
+// Takes a slab from the pool that holds the least recently used row, or (unless only_older) from any that can
+// spare one.
 bool RowStore::borrow(SlotPool& pool, bool only_older) {
   if (pools_.size() == 1) return false;
   std::uint32_t own = 0xffffffffu;
@@ -257,11 +262,14 @@ bool RowStore::borrow(SlotPool& pool, bool only_older) {
 }
 
 bool RowStore::shrink(SlotPool& pool) {
-  const std::uint64_t slab = std::max<std::uint64_t>(1, std::min(kSlabBytes, dram_bytes_ / kSlabsPerBudget) / pool.slot_bytes());
-  const std::uint32_t capacity =
-      pool.index.capacity() - static_cast<std::uint32_t>(std::min<std::uint64_t>(slab, pool.index.capacity()));
+  const std::uint64_t slab =
+      std::max<std::uint64_t>(1, std::min(kSlabBytes, dram_bytes_ / kSlabsPerBudget) / pool.slot_bytes());
+  const std::uint32_t capacity = pool.index.capacity() - static_cast<std::uint32_t>(std::min<std::uint64_t>(
+                                                             slab, pool.index.capacity()));
   for (std::uint32_t slot = capacity; slot < pool.index.capacity(); ++slot) {
-    if (pool.index.occupied(slot) && (pool.index.hot(slot).last_use >= clock_ || pool.index.hot(slot).pins() > 0)) return false;
+    if (pool.index.occupied(slot) &&
+        (pool.index.hot(slot).last_use >= clock_ || pool.index.hot(slot).pins() > 0))
+      return false;
   }
   while (pool.index.num_used() > capacity) {
     if (!evict_one(pool)) return false;
@@ -304,7 +312,8 @@ void RowStore::append_slot(SlotPool& pool, std::uint32_t slot) {
   const std::uint32_t number = table_of(key);
   const Table& table = *tables_[number];
   const Location before = pool.index.location(slot);
-  const Location location = log_.append(epoch, number, table.layout, key - table.first_key, key, pool.record(slot));
+  const Location location =
+      log_.append(epoch, number, table.layout, key - table.first_key, key, pool.record(slot));
   if (before != 0) log_.supersede(before, epoch);
   pool.index.set_location(slot, location);
   uncount(record.stamp());
@@ -331,7 +340,8 @@ void RowStore::settle_owed(Table& table, const std::uint32_t* slots, std::size_t
   const std::uint32_t owed = stamp_of(epoch_ - 1);
   for (std::size_t i = 0; i < n; ++i) {
     if (table.resident) {
-      if ((table.directory.get(slots[i]) & kStampMask) >> kStampShift == owed) append_resident(table, slots[i]);
+      if ((table.directory.get(slots[i]) & kStampMask) >> kStampShift == owed)
+        append_resident(table, slots[i]);
     } else {
       if (!log_.has_room()) wait_for_room();
       if (table.pool->index.hot(slots[i]).stamp() == owed) append_slot(*table.pool, slots[i]);
@@ -339,7 +349,8 @@ void RowStore::settle_owed(Table& table, const std::uint32_t* slots, std::size_t
   }
 }
 
-std::uint64_t RowStore::mark_dirty(Table& table, const std::uint32_t* slots, std::size_t begin, std::size_t end) {
+std::uint64_t RowStore::mark_dirty(Table& table, const std::uint32_t* slots, std::size_t begin,
+                                   std::size_t end) {
   const std::uint32_t stamp = stamp_of(epoch_);
   std::uint64_t were_clean = 0;
   if (table.resident) {

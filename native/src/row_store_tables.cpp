@@ -26,16 +26,16 @@ SlotPool::SlotPool(std::size_t stride, std::uint64_t budget)
       arena(std::max<std::size_t>(stride, budget), /*huge=*/true),
       index(static_cast<std::uint32_t>(std::min<std::uint64_t>(budget / slot_bytes(), 0xfffffff0u))) {}
 
-RowStore::RowStore(std::uint64_t dram_bytes, std::uint32_t incarnation, std::uint64_t epoch, std::uint32_t max_pending,
-                   ThreadPool& threads)
+RowStore::RowStore(std::uint64_t dram_bytes, std::uint32_t incarnation, std::uint64_t epoch,
+                   std::uint32_t max_pending, ThreadPool& threads)
     : dram_bytes_(dram_bytes),
       epoch_(epoch),
       threads_(threads),
       log_(incarnation, max_pending),
       birth_((std::uint64_t{incarnation} << 32) ^ epoch) {}
 
-std::uint32_t RowStore::add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim, WeightType dtype,
-                                  const RowInit& init) {
+std::uint32_t RowStore::add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim,
+                                  WeightType dtype, const RowInit& init) {
   if (tables_.size() >= kMaxTables) throw CapacityError("a store has at most 65535 tables");
   if (dim == 0) throw std::invalid_argument("table '" + name + "': embedding_dim must be >= 1");
   if (num_rows >= kNoKey - next_key_) {
@@ -58,8 +58,8 @@ std::uint32_t RowStore::add_table(std::string name, std::uint64_t num_rows, std:
 void RowStore::check_record(const std::string& name, const RecordLayout& record) const {
   const std::uint64_t slot = record.stride() + kSlotIndexBytes;
   if (slot > dram_bytes_) {
-    throw CapacityError("table '" + name + "': one row takes " + std::to_string(slot) + " bytes, the dram budget is " +
-                        std::to_string(dram_bytes_) + "; raise dram=");
+    throw CapacityError("table '" + name + "': one row takes " + std::to_string(slot) +
+                        " bytes, the dram budget is " + std::to_string(dram_bytes_) + "; raise dram=");
   }
   if (record.stride() > kMaxRecordBytes) {
     throw CapacityError("table '" + name + "': one row takes " + std::to_string(record.stride()) +

@@ -14,7 +14,8 @@ constexpr char kMagic[8] = {'M', 'T', 'R', 'S', 'E', 'G', '0', '1'};
 constexpr std::size_t kCrcOffset = 48;
 constexpr std::uint32_t kCloses = 1;
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file format is written by little-endian machines only");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "the file format is written by little-endian machines only");
 
 template <typename T>
 void put(std::byte* at, T value) {
@@ -56,7 +57,8 @@ void seal_block(const SegmentHeader& header, std::uint32_t block, std::byte* dat
 }
 
 // Reads descriptors and row ids; `end`: of what the header says it has before the meta bytes.
-std::size_t parse_blocks(const std::byte* value, std::size_t end, std::uint32_t num_blocks, SegmentHeader& header) {
+std::size_t parse_blocks(const std::byte* value, std::size_t end, std::uint32_t num_blocks,
+                         SegmentHeader& header) {
   std::size_t at = kSegmentHeaderBytes + num_blocks * kBlockDescriptorBytes;
   for (std::uint32_t b = 0; b < num_blocks; ++b) {
     const std::byte* descriptor = value + kSegmentHeaderBytes + b * kBlockDescriptorBytes;
@@ -139,16 +141,19 @@ void seal_image(const SegmentHeader& header, std::byte* image) {
 
 SegmentHeader parse_header(const std::byte* value, std::size_t size) {
   if (size != kSegmentBytes) {
-    throw CorruptionError("a segment has " + std::to_string(kSegmentBytes) + " bytes, this value " + std::to_string(size));
+    throw CorruptionError("a segment has " + std::to_string(kSegmentBytes) + " bytes, this value " +
+                          std::to_string(size));
   }
   if (std::memcmp(value, kMagic, sizeof kMagic) != 0) throw CorruptionError("segment header: wrong magic");
   const std::size_t bytes = get<std::uint32_t>(value + 32);
   const std::uint32_t num_blocks = get<std::uint32_t>(value + 36);
   const std::size_t meta_bytes = get<std::uint32_t>(value + 44);
-  if (num_blocks > kMaxBlocks || bytes > size || bytes < kSegmentHeaderBytes + num_blocks * kBlockDescriptorBytes + meta_bytes) {
+  if (num_blocks > kMaxBlocks || bytes > size ||
+      bytes < kSegmentHeaderBytes + num_blocks * kBlockDescriptorBytes + meta_bytes) {
     throw CorruptionError("segment header: sizes are out of range");
   }
-  if (get<std::uint32_t>(value + kCrcOffset) != header_crc(value, bytes)) throw CorruptionError("segment header: wrong CRC");
+  if (get<std::uint32_t>(value + kCrcOffset) != header_crc(value, bytes))
+    throw CorruptionError("segment header: wrong CRC");
   SegmentHeader header;
   header.segment_id = get<std::uint64_t>(value + 8);
   header.epoch = get<std::uint64_t>(value + 16);
@@ -159,11 +164,14 @@ SegmentHeader parse_header(const std::byte* value, std::size_t size) {
   return header;
 }
 
-BlockTrailer trailer_of(const std::byte* block_data) { return get<BlockTrailer>(block_data + kBlockDataBytes); }
+BlockTrailer trailer_of(const std::byte* block_data) {
+  return get<BlockTrailer>(block_data + kBlockDataBytes);
+}
 
 bool check_block(const std::byte* block_data, std::uint64_t segment_id, std::uint32_t block) {
   const BlockTrailer trailer = trailer_of(block_data);
-  return trailer.segment_id == segment_id && trailer.block == block && trailer.crc == crc32c(block_data, 4092);
+  return trailer.segment_id == segment_id && trailer.block == block &&
+         trailer.crc == crc32c(block_data, 4092);
 }
 
 }  // namespace mtrains

@@ -47,6 +47,16 @@ void SegmentLog::add_layout(std::uint32_t table, std::uint16_t layout, std::size
 
 // --- reading
 
+// A directory that was loaded from damaged files may name what is not there.
+Segment& SegmentLog::at(Location location) {
+  const std::uint32_t number = segment_of(location);
+  if (number >= segments_.size() || segments_[number].state == SegmentState::kUnused) {
+    throw CorruptionError(path_ + ": the directory names segment number " + std::to_string(number) +
+                          ", which does not exist; run `mtrains verify --rebuild`");
+  }
+  return segments_[number];
+}
+
 void SegmentLog::read_all(const std::vector<RowRead>& reads, const void* context, Take take) {
   if (reads.empty()) return;
   const auto begin = std::chrono::steady_clock::now();
@@ -109,10 +119,11 @@ void SegmentLog::read_chunk(const std::vector<Placed>& placed, std::size_t begin
       const std::uint32_t block = block_of(read.location);
       if (!check_block(blocks, at(read.location).id, block) ||
           trailer_of(blocks).table != static_cast<std::uint16_t>(read.table)) {
-        throw CorruptionError(path_ + ": block " + std::to_string(block) + " of segment " +
-                              std::to_string(at(read.location).id) + " at offset " + std::to_string(placed[i].offset) +
-                              " is not what was written (checksum or segment id differs); `mtrains verify` names what else "
-                              "is damaged, restore the last good copy of the store");
+        throw CorruptionError(
+            path_ + ": block " + std::to_string(block) + " of segment " +
+            std::to_string(at(read.location).id) + " at offset " + std::to_string(placed[i].offset) +
+            " is not what was written (checksum or segment id differs); `mtrains verify` names what else "
+            "is damaged, restore the last good copy of the store");
       }
       checked = true;
     }
@@ -128,6 +139,11 @@ void SegmentLog::take_record(const std::byte* blocks, const RowRead& read, const
       segment.pending != nullptr ? segment.pending->header.blocks[block].layout : trailer_of(blocks).layout;
   const std::size_t stride = strides_[read.table].at(layout);
   if (stride <= kBlockDataBytes) {
+    if ((position_of(read.location) + 1) * stride > kBlockDataBytes) {
+      throw CorruptionError(path_ + ": the directory names a row beyond the end of block " +
+                            std::to_string(block) + " of segment " + std::to_string(segment.id) +
+                            "; run `mtrains verify --rebuild`");
+    }
     take(context, read.tag, layout, blocks + position_of(read.location) * stride);
     return;
   }
@@ -136,7 +152,8 @@ void SegmentLog::take_record(const std::byte* blocks, const RowRead& read, const
   for (std::uint32_t i = 0; i < num_blocks; ++i) {
     const std::byte* chunk = blocks + i * kPageBytes;
     if (segment.pending == nullptr && i > 0 && !check_block(chunk, segment.id, block - i)) {
-      throw CorruptionError(path_ + ": block " + std::to_string(block - i) + " of segment " + std::to_string(segment.id) +
+      throw CorruptionError(path_ + ": block " + std::to_string(block - i) + " of segment " +
+                            std::to_string(segment.id) +
                             " is not what was written (checksum or segment id differs)");
     }
     std::memcpy(record_.data() + i * kBlockDataBytes, chunk, kBlockDataBytes);
@@ -183,19 +200,22 @@ std::shared_ptr<PendingSegment> SegmentLog::start(std::uint64_t epoch) {
   return pending;
 }
 
-PendingSegment& SegmentLog::room_for(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::size_t stride) {
+PendingSegment& SegmentLog::room_for(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout,
+                                     std::size_t stride) {
   auto it = streams_.find(epoch);
   const std::pair<std::uint32_t, std::uint16_t> kind{table, layout};
   if (it != streams_.end()) {
     PendingSegment& segment = *it->second;
     const auto open = segment.open_blocks.find(kind);
-    const bool in_block =
-        open != segment.open_blocks.end() && segment.header.blocks[open->second].rows.size() < rows_per_block(stride);
+    const bool in_block = open != segment.open_blocks.end() &&
+                          segment.header.blocks[open->second].rows.size() < rows_per_block(stride);
     const std::size_t new_blocks = in_block ? 0 : blocks_per_record(stride);
-    const std::size_t header = segment.header_size + segment.meta_reserve + 8 + new_blocks * kBlockDescriptorBytes +
+    const std::size_t header = segment.header_size + segment.meta_reserve + 8 +
+                               new_blocks * kBlockDescriptorBytes +
                                (open == segment.open_blocks.end() ? kMetaTableBytes : 0);
     const std::size_t blocks = segment.header.blocks.size() + new_blocks;
-    if (blocks <= kMaxBlocks && kValueOffset + header <= (kSegmentPages - blocks) * kPageBytes) return segment;
+    if (blocks <= kMaxBlocks && kValueOffset + header <= (kSegmentPages - blocks) * kPageBytes)
+      return segment;
     seal(epoch);
   }
   return *start(epoch);
@@ -214,7 +234,8 @@ Location SegmentLog::append(std::uint64_t epoch, std::uint32_t table, std::uint1
     pending.header_size += count * kBlockDescriptorBytes;
     // Chunk 0 in the block of the lowest file offset, which is the highest number.
     for (std::uint32_t i = 0; i < count; ++i) {
-      blocks.push_back({table, layout, static_cast<std::uint32_t>(stride), static_cast<std::uint8_t>(count - 1 - i), {}});
+      blocks.push_back(
+          {table, layout, static_cast<std::uint32_t>(stride), static_cast<std::uint8_t>(count - 1 - i), {}});
     }
     open = pending.open_blocks.insert_or_assign(kind, static_cast<std::uint32_t>(blocks.size() - 1)).first;
   }
@@ -307,7 +328,8 @@ void SegmentLog::requeue(const std::vector<std::shared_ptr<PendingSegment>>& seg
 void SegmentLog::publish(std::uint32_t number, std::uint64_t offset) {
   Segment& segment = segments_.at(number);
   assert(segment.state == SegmentState::kSealed);
-  if ((offset + kSegmentBytes) % kPageBytes != 0) throw std::invalid_argument("a segment's value must end on a page");
+  if ((offset + kSegmentBytes) % kPageBytes != 0)
+    throw std::invalid_argument("a segment's value must end on a page");
   segment.state = SegmentState::kPublished;
   segment.offset = offset;
   segment.pending = nullptr;
@@ -329,9 +351,10 @@ std::vector<std::pair<std::uint32_t, std::uint64_t>> SegmentLog::take_deletable(
   std::vector<std::pair<std::uint32_t, std::uint64_t>> taken;
   for (std::uint32_t number = 1; number < segments_.size() && taken.size() < limit; ++number) {
     Segment& segment = segments_[number];
-    if (segment.state != SegmentState::kPublished || segment.live > 0 || !reads_.drained(segment.emptied_at)) continue;
-    // A version born in epoch b and superseded in d is needed by checkpoint c if b <= c < d. A segment without rows marks the end of
-    // its epoch and is needed by that checkpoint.
+    if (segment.state != SegmentState::kPublished || segment.live > 0 || !reads_.drained(segment.emptied_at))
+      continue;
+    // A version born in epoch b and superseded in d is needed by checkpoint c if b <= c < d. A segment
+    // without rows marks the end of its epoch and is needed by that checkpoint.
     const bool needed = std::any_of(checkpoints.begin(), checkpoints.end(), [&segment](std::uint64_t c) {
       if (segment.rows == 0) return segment.epoch == c;
       return std::any_of(segment.superseded.begin(), segment.superseded.end(),
@@ -352,7 +375,8 @@ void SegmentLog::deleted(std::uint32_t number) {
 }
 
 void SegmentLog::undelete(std::uint32_t number) {
-  if (segments_.at(number).state == SegmentState::kDeleting) segments_[number].state = SegmentState::kPublished;
+  if (segments_.at(number).state == SegmentState::kDeleting)
+    segments_[number].state = SegmentState::kPublished;
 }
 
 // --- checkpoints

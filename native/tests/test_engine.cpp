@@ -1,4 +1,5 @@
-// The whole chain without Python: training over a small DRAM budget and a flat file against everything in memory.
+// The whole chain without Python: training over a small DRAM budget and a flat file against everything in
+// memory.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -51,7 +52,8 @@ class FlatWriter {
   void commit() {
     const auto segments = engine_.next_sealed(4, 0.002);
     if (segments.empty()) return;
-    for (const auto& [number, id] : engine_.locked([](RowStore& store) { return store.log().take_deletable({}, 64); })) {
+    for (const auto& [number, id] :
+         engine_.locked([](RowStore& store) { return store.log().take_deletable({}, 64); })) {
       free_.push_back(place_.at(number));
       place_.erase(number);
       engine_.locked([n = number](RowStore& store) { store.log().deleted(n); });
@@ -86,7 +88,8 @@ class FlatWriter {
     engine_.locked([](RowStore& store) {
       for (std::uint32_t number = 1; number < store.log().segments().size(); ++number) {
         const Segment& segment = store.log().segments()[number];
-        if (segment.state == SegmentState::kPublished && segment.live > 0 && segment.live < segment.rows / 2) {
+        if (segment.state == SegmentState::kPublished && segment.live > 0 &&
+            segment.live < segment.rows / 2) {
           store.evacuate(number);
           return;
         }
@@ -160,7 +163,8 @@ Run train(const Config& config) {
     std::vector<float> out(kBags * width), grad(kBags * width);
     for (int s = 0; s < 25; ++s) {
       std::vector<std::int64_t> indices(features.size() * kBags * kPooling);
-      for (auto& index : indices) index = static_cast<std::int64_t>((random() % kRows) * (random() % kRows) / kRows);
+      for (auto& index : indices)
+        index = static_cast<std::int64_t>((random() % kRows) * (random() % kRows) / kRows);
       for (auto& value : grad) value = static_cast<float>(static_cast<int>(random() % 33) - 16) / 16.0f;
       ForwardInput input;
       input.indices = {indices.data(), indices.size(), true};
@@ -205,7 +209,8 @@ Run train(const Config& config) {
     for (std::uint32_t t = 0; t < dims.size(); ++t) {
       std::vector<std::int64_t> rows;
       CHECK_EQ(engine.touched_rows(t, 0, kRows, rows), kRows);
-      const std::size_t stride = engine.locked([t](RowStore& store) { return store.table(t).record().stride(); });
+      const std::size_t stride =
+          engine.locked([t](RowStore& store) { return store.table(t).record().stride(); });
       std::vector<std::byte> records(rows.size() * stride);
       engine.read_records(t, rows.data(), rows.size(), records.data());
       run.records.insert(run.records.end(), records.begin(), records.end());
@@ -255,7 +260,8 @@ TEST(a_bad_index_changes_nothing) {
   Engine engine(kEverything, 1, 1, 1, 4);
   engine.add_table("clicks", 10, 2, WeightType::kFloat32, RowInit{});
   std::vector<float> out(8);
-  for (const std::int64_t bad : {std::int64_t{10}, std::int64_t{-1}, std::int64_t{-7}, std::int64_t{1} << 40}) {
+  for (const std::int64_t bad :
+       {std::int64_t{10}, std::int64_t{-1}, std::int64_t{-7}, std::int64_t{1} << 40}) {
     const std::int64_t indices[] = {1, 2, bad, 3};
     ForwardInput input;
     input.indices = {indices, 4, true};

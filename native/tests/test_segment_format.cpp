@@ -28,7 +28,8 @@ std::vector<std::byte> sealed(const SegmentHeader& header) {
   std::vector<std::byte> image(kSegmentImageBytes, std::byte{0xee});
   std::mt19937 random(1);
   for (std::uint32_t b = 0; b < header.blocks.size(); ++b) {
-    for (std::size_t i = 0; i < kBlockDataBytes; ++i) block_in_image(image.data(), b)[i] = static_cast<std::byte>(random());
+    for (std::size_t i = 0; i < kBlockDataBytes; ++i)
+      block_in_image(image.data(), b)[i] = static_cast<std::byte>(random());
   }
   seal_image(header, image.data());
   return image;

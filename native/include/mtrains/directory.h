@@ -12,8 +12,8 @@
 namespace mtrains {
 
 // An entry of the directory. 0: never touched and nowhere in memory.
-// Pooled table: kInSlot | slot while the row is in a slot (its log location waits in the slot's record), else its Location.
-// Resident table: the Location, if any, and the dirty stamp of the row in its place.
+// Pooled table: kInSlot | slot while the row is in a slot (its log location waits in the slot's record), else
+// its Location. Resident table: the Location, if any, and the dirty stamp of the row in its place.
 using Entry = std::uint64_t;
 inline constexpr Entry kInSlot = Entry{1} << 63;
 inline constexpr int kStampShift = 60;
@@ -28,8 +28,8 @@ inline constexpr std::size_t kBasePageBytes = 65520;
 inline constexpr std::size_t kBasePageHeaderBytes = 16;
 inline constexpr std::uint64_t kBasePageRows = (kBasePageBytes - kBasePageHeaderBytes) / 8;
 
-// The directory of one table. Not thread-safe; rows of distinct indices may be read and overwritten (non-zero by non-zero)
-// by several threads at once.
+// The directory of one table. Not thread-safe; rows of distinct indices may be read and overwritten (non-zero
+// by non-zero) by several threads at once.
 class Directory {
  public:
   // Throws CapacityError if the address space is refused.
@@ -52,12 +52,14 @@ class Directory {
   }
 
   // Calls visit(row, entry) for each non-zero entry of [begin, end), ascending, until it returns false.
-  void scan(std::uint64_t begin, std::uint64_t end, const std::function<bool(std::uint64_t, Entry)>& visit) const;
+  void scan(std::uint64_t begin, std::uint64_t end,
+            const std::function<bool(std::uint64_t, Entry)>& visit) const;
 
   std::uint64_t allocated_bytes() const { return num_chunks_ * kChunkRows * 8; }
 
   // --- base pages that were not read yet
-  // Replaces the file offsets of base pages. The first call names the pages that exist; later calls move those not yet read.
+  // Replaces the file offsets of base pages. The first call names the pages that exist; later calls move
+  // those not yet read.
   void set_base(const std::uint64_t* pages, const std::uint64_t* offsets, std::size_t n);
   bool has_unread() const { return !unread_.empty(); }
   // The offset of the unread page that holds `row`, or nullptr.

@@ -42,14 +42,15 @@ struct Lookup {
 
 struct ForwardInput {
   IndexSpan indices;
-  IndexSpan offsets;              // data null: every bag has bag_size indices
+  IndexSpan offsets;  // data null: every bag has bag_size indices
   bool include_last_offset = false;
-  std::uint64_t num_bags = 0;     // of each feature
+  std::uint64_t num_bags = 0;  // of each feature
   std::uint64_t bag_size = 0;
   const float* per_sample_weights = nullptr;  // [indices], kSum only
-  float* out = nullptr;           // float32[num_bags, out_stride]
+  float* out = nullptr;                       // float32[num_bags, out_stride]
   std::size_t out_stride = 0;
-  std::int64_t* argmax = nullptr; // int64[num_bags, D] for each kMax feature in turn, positions within the feature; or null
+  std::int64_t* argmax =
+      nullptr;  // int64[num_bags, D] for each kMax feature in turn, positions within the feature; or null
   bool keep = false;
 };
 
@@ -79,36 +80,41 @@ struct EngineTimes {
   double compute_seconds = 0, plan_seconds = 0, move_seconds = 0;
 };
 
-// Thread-safe. One pass (forward, step, write_rows, ...) runs at a time; the writer thread's calls come between passes, and inside one
-// only while it waits for room in the log.
+// Thread-safe. One pass (forward, step, write_rows, ...) runs at a time; the writer thread's calls come
+// between passes, and inside one only while it waits for room in the log.
 class Engine {
  public:
-  Engine(std::uint64_t dram_bytes, int num_threads, std::uint32_t incarnation, std::uint64_t epoch, std::uint32_t max_pending);
+  Engine(std::uint64_t dram_bytes, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
+         std::uint32_t max_pending);
   ~Engine();
   void close();  // whoever waits gets StateError; later calls too
   void set_num_threads(int num_threads);
 
   // --- tables
-  std::uint32_t add_table(const std::string& name, std::uint64_t num_rows, std::uint32_t dim, WeightType dtype,
-                          const RowInit& init);
+  std::uint32_t add_table(const std::string& name, std::uint64_t num_rows, std::uint32_t dim,
+                          WeightType dtype, const RowInit& init);
   std::uint16_t add_layout(std::uint32_t table, std::uint32_t state_floats, float initial_state);
   void use_layout(std::uint32_t table, std::uint16_t layout);
   void set_update_count(std::uint32_t table, std::uint64_t count);
 
   // --- training
-  // Throws std::out_of_range (a bad index) and std::invalid_argument (bad offsets) before anything has changed.
+  // Throws std::out_of_range (a bad index) and std::invalid_argument (bad offsets) before anything has
+  // changed.
   std::shared_ptr<Lookup> forward(const std::vector<FeatureSpec>& features, const ForwardInput& input);
   // out: float32[positions of the feature]. StateError if the table changed since the forward.
-  void weight_grad(Lookup& lookup, std::size_t feature, const float* grad, std::size_t grad_stride, float* out);
+  void weight_grad(Lookup& lookup, std::size_t feature, const float* grad, std::size_t grad_stride,
+                   float* out);
   // Sums by row of a lookup's occurrences, going on from `prior`.
-  RowSums row_sums(TableUpdate source, const std::int64_t* prior_rows, const float* prior_sums, std::size_t num_prior);
+  RowSums row_sums(TableUpdate source, const std::int64_t* prior_rows, const float* prior_sums,
+                   std::size_t num_prior);
   void step(std::vector<TableUpdate>& updates);
 
   // --- rows
   void read_rows(std::uint32_t table, const std::int64_t* rows, std::size_t n, float* out);
   void read_records(std::uint32_t table, const std::int64_t* rows, std::size_t n, std::byte* out);
   void write_rows(std::uint32_t table, const std::int64_t* rows, std::size_t n, const float* values);
-  std::uint64_t touched_rows(std::uint32_t table, std::uint64_t begin, std::size_t limit, std::vector<std::int64_t>& rows);
+  std::uint64_t touched_rows(std::uint32_t table, std::uint64_t begin, std::size_t limit,
+                             std::vector<std::int64_t>& rows);
 
   // --- the writer thread
   std::vector<std::shared_ptr<PendingSegment>> next_sealed(std::size_t max_group, double timeout_seconds);
@@ -130,10 +136,13 @@ class Engine {
  private:
   struct Located;
 
-  // The scope of a pass: nobody else's pass runs, and the state is locked except while the pass waits for room.
+  // The scope of a pass: nobody else's pass runs, and the state is locked except while the pass waits for
+  // room.
   class Pass {
    public:
-    explicit Pass(Engine& engine) : pass_(engine.pass_mutex_), lock_(engine.enter()) { engine.pass_lock_ = &lock_; }
+    explicit Pass(Engine& engine) : pass_(engine.pass_mutex_), lock_(engine.enter()) {
+      engine.pass_lock_ = &lock_;
+    }
 
    private:
     std::lock_guard<std::mutex> pass_;
@@ -148,23 +157,27 @@ class Engine {
   void lay_out(const std::vector<FeatureSpec>& features, const ForwardInput& input, Lookup& lookup,
                std::vector<std::uint64_t>& begins) const;
   // Whether a forward needs no plan: no gradient will come, and rows are where their ids say.
-  static bool plan_free(const Table& table, const ForwardInput& input) { return table.resident && !input.keep; }
-  void find_rows(FeatureLookup& feature, const IndexSpan& indices, bool plan_free, std::vector<std::uint32_t>& missing,
-                 std::vector<std::uint64_t>& plain_rows);
+  static bool plan_free(const Table& table, const ForwardInput& input) {
+    return table.resident && !input.keep;
+  }
+  void find_rows(FeatureLookup& feature, const IndexSpan& indices, bool plan_free,
+                 std::vector<std::uint32_t>& missing, std::vector<std::uint64_t>& plain_rows);
   [[noreturn]] void bad_index(const Table& table, std::uint64_t position, std::int64_t value) const;
-  void pool_features(const std::vector<std::size_t>& which, Lookup& lookup, const std::vector<FeatureSpec>& features,
-                     const ForwardInput& input, const std::vector<std::uint64_t>& begins);
-  PoolTask pool_task(std::size_t which, Lookup& lookup, const std::vector<FeatureSpec>& features, const ForwardInput& input,
+  void pool_features(const std::vector<std::size_t>& which, Lookup& lookup,
+                     const std::vector<FeatureSpec>& features, const ForwardInput& input,
                      const std::vector<std::uint64_t>& begins);
-  void pool_in_pieces(std::size_t which, Lookup& lookup, const std::vector<FeatureSpec>& features, const ForwardInput& input,
-                      const std::vector<std::uint64_t>& begins);
+  PoolTask pool_task(std::size_t which, Lookup& lookup, const std::vector<FeatureSpec>& features,
+                     const ForwardInput& input, const std::vector<std::uint64_t>& begins);
+  void pool_in_pieces(std::size_t which, Lookup& lookup, const std::vector<FeatureSpec>& features,
+                      const ForwardInput& input, const std::vector<std::uint64_t>& begins);
   void finish_plan(FeatureLookup& feature, bool keep);
   // Both count accesses; false, with nothing counted, if the rows do not fit beside what the pass protects.
   bool bring_found(FeatureLookup& feature, const std::vector<std::uint32_t>& missing);
   bool bring_all(FeatureLookup& feature);
   bool locate(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots, bool counted);
   std::uint64_t generation(const Table& table) const;
-  // Calls run(slot_of_position, begin, end) for consecutive pieces of the feature's positions whose rows fit together.
+  // Calls run(slot_of_position, begin, end) for consecutive pieces of the feature's positions whose rows fit
+  // together.
   void each_piece(FeatureLookup& feature,
                   const std::function<void(const std::uint32_t*, std::uint64_t, std::uint64_t)>& run);
 
@@ -174,8 +187,8 @@ class Engine {
   void run_updates(const std::vector<Located*>& located);
   void update_in_pieces(Located& located);
 
-  std::mutex gate_;   // first come, first served before mutex_, so that passes cannot starve the writer thread
-  std::mutex mutex_;  // guards all state below
+  std::mutex gate_;  // first come, first served before mutex_, so that passes cannot starve the writer thread
+  std::mutex mutex_;       // guards all state below
   std::mutex pass_mutex_;  // one pass at a time, also while it waits for room; taken before gate_
   std::unique_lock<std::mutex>* pass_lock_ = nullptr;  // of the pass in progress
   std::condition_variable room_;

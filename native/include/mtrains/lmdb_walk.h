@@ -13,11 +13,11 @@ struct LocatedValue {
   std::uint64_t size;    // bytes of the value
 };
 
-// Walks the newest committed tree of the main database of `path` (data.mdb), ascending by key, reading branch and leaf
-// pages only. Keys outside [min_key, max_key] are left out, whatever their values; subtrees wholly outside are not read.
-// Throws IoError (read) or CorruptionError (not an LMDB 0.9 file, a page that names another number, a value within the
-// range that is no overflow chain, a key that is not 8 bytes).
-// REQUIRES: nobody commits to the file during the walk (the caller is the only writer).
+// Walks the newest committed tree of the main database of `path` (data.mdb), ascending by key, reading branch
+// and leaf pages only. Keys outside [min_key, max_key] are left out, whatever their values; subtrees wholly
+// outside are not read. Throws IoError (read) or CorruptionError (not an LMDB 0.9 file, a page that names
+// another number, a value within the range that is no overflow chain, a key that is not 8 bytes). REQUIRES:
+// nobody commits to the file during the walk (the caller is the only writer).
 std::vector<LocatedValue> locate_values(const std::string& path, std::uint64_t min_key = 0,
                                         std::uint64_t max_key = ~std::uint64_t{0});
 

@@ -21,14 +21,15 @@ class ReadGenerations {
 
  private:
   mutable std::mutex mutex_;
-  std::uint64_t now_ = 1;                       // GUARDED_BY(mutex_)
-  std::map<std::uint64_t, std::uint64_t> open_; // generation -> reads in progress. GUARDED_BY(mutex_)
+  std::uint64_t now_ = 1;                        // GUARDED_BY(mutex_)
+  std::map<std::uint64_t, std::uint64_t> open_;  // generation -> reads in progress. GUARDED_BY(mutex_)
 };
 
 // Scope guard.
 class ReadGeneration {
  public:
-  explicit ReadGeneration(ReadGenerations& generations) : generations_(generations), token_(generations.begin()) {}
+  explicit ReadGeneration(ReadGenerations& generations)
+      : generations_(generations), token_(generations.begin()) {}
   ~ReadGeneration() { generations_.end(token_); }
   ReadGeneration(const ReadGeneration&) = delete;
   ReadGeneration& operator=(const ReadGeneration&) = delete;

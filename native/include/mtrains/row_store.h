@@ -1,4 +1,5 @@
-// Where every row is, and how it gets from one place to another: tables, slots in DRAM and the log behind them.
+// Where every row is, and how it gets from one place to another: tables, slots in DRAM and the log behind
+// them.
 //
 // The index (directory, slot indexes) decides, this moves the bytes. It computes nothing.
 #pragma once
@@ -40,7 +41,8 @@ struct TableLayout {
 };
 
 struct Table {
-  Table(std::string name, std::uint64_t num_rows) : name(std::move(name)), num_rows(num_rows), directory(num_rows) {}
+  Table(std::string name, std::uint64_t num_rows)
+      : name(std::move(name)), num_rows(num_rows), directory(num_rows) {}
 
   std::string name;
   std::uint32_t number = 0;
@@ -75,26 +77,29 @@ struct DramCounters {
   std::uint64_t evictions = 0, dirty_evictions = 0, pieces = 0;
 };
 
-// Not thread-safe (the engine's mutex guards it), except find() for rows of distinct tables and mark_dirty() for distinct rows.
+// Not thread-safe (the engine's mutex guards it), except find() for rows of distinct tables and mark_dirty()
+// for distinct rows.
 class RowStore {
  public:
-  RowStore(std::uint64_t dram_bytes, std::uint32_t incarnation, std::uint64_t epoch, std::uint32_t max_pending,
-           ThreadPool& threads);
+  RowStore(std::uint64_t dram_bytes, std::uint32_t incarnation, std::uint64_t epoch,
+           std::uint32_t max_pending, ThreadPool& threads);
 
-  // Blocks until the log has room; may let the writer thread in (locations, dirty stamps and segments change meanwhile, slots do
-  // not). Throws if the log failed.
+  // Blocks until the log has room; may let the writer thread in (locations, dirty stamps and segments change
+  // meanwhile, slots do not). Throws if the log failed.
   std::function<void()> wait_for_room;
 
   // --- tables
-  std::uint32_t add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim, WeightType dtype, const RowInit& init);
+  std::uint32_t add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim, WeightType dtype,
+                          const RowInit& init);
   std::uint16_t add_layout(std::uint32_t table, std::uint32_t state_floats, float initial_state);
   void use_layout(std::uint32_t table, std::uint16_t layout);
   Table& table(std::uint32_t number) { return *tables_.at(number); }
   std::size_t num_tables() const { return tables_.size(); }
   // Decides which tables are resident and gives the others their pools, if tables or layouts changed since.
   void settle_residency();
-  // Tells the slots of this store, with its present tables and layouts, from all others: of an earlier layout, of the same store
-  // before a restore. Far apart, so that the generation of a slot index can be added.
+  // Tells the slots of this store, with its present tables and layouts, from all others: of an earlier
+  // layout, of the same store before a restore. Far apart, so that the generation of a slot index can be
+  // added.
   std::uint64_t layout_generation() const;
 
   // --- bringing rows to the compute tier
@@ -103,10 +108,11 @@ class RowStore {
   // Sets slots[i] of the rows that are in the compute tier; appends the other i to `missing`.
   void find(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots,
             std::vector<std::uint32_t>& missing);
-  // Brings the missing rows in and sets their slots. False, with nothing brought, if they do not fit beside what this pass protects.
-  // `counted`: whether this is an access (a fetch) or a repetition of one (a refetch).
-  bool bring(Table& table, const std::uint64_t* rows, std::uint32_t* slots, const std::vector<std::uint32_t>& missing,
-             bool counted);
+  // Brings the missing rows in and sets their slots. False, with nothing brought, if they do not fit beside
+  // what this pass protects. `counted`: whether this is an access (a fetch) or a repetition of one (a
+  // refetch).
+  bool bring(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
+             const std::vector<std::uint32_t>& missing, bool counted);
   // Counts one access a row, by where the rows are now.
   void count_accesses(Table& table, const std::uint64_t* rows, std::size_t n);
   // Rows of one stride that surely fit in a pass of their own; >= 1.
@@ -119,11 +125,13 @@ class RowStore {
   std::uint64_t mark_dirty(Table& table, const std::uint32_t* slots, std::size_t begin, std::size_t end);
   void add_dirty(std::uint64_t rows) { num_dirty_ += rows; }
 
-  // --- rows as they are, from wherever; nothing moves. take(i, record in the present layout, valid during the call)
+  // --- rows as they are, from wherever; nothing moves. take(i, record in the present layout, valid during
+  // the call)
   void peek(Table& table, const std::int64_t* rows, std::size_t n,
             const std::function<void(std::size_t, const std::byte*)>& take);
   // Touched rows from `begin` on, at most `limit`; returns the row to go on from.
-  std::uint64_t touched_rows(Table& table, std::uint64_t begin, std::size_t limit, std::vector<std::int64_t>& rows);
+  std::uint64_t touched_rows(Table& table, std::uint64_t begin, std::size_t limit,
+                             std::vector<std::int64_t>& rows);
 
   // --- checkpoints and cleaning
   std::uint64_t epoch() const { return epoch_; }
@@ -132,7 +140,8 @@ class RowStore {
   std::uint64_t dirty() const { return num_dirty_; }
   // Appends up to max_rows owed (or all dirty) rows, as far as the log has room; returns how many remain.
   std::uint64_t sweep(std::size_t max_rows, bool owed_only);
-  // Appends the rows that are current in a published segment to the present stream; -1 if the log has no room now.
+  // Appends the rows that are current in a published segment to the present stream; -1 if the log has no room
+  // now.
   std::int64_t evacuate(std::uint32_t number);
 
   // --- base pages of the directory, in the catalog's file
@@ -153,7 +162,9 @@ class RowStore {
     std::uint32_t slot;
   };
 
-  std::uint64_t epoch_of(std::uint32_t stamp) const { return stamp == stamp_of(epoch_) ? epoch_ : epoch_ - 1; }
+  std::uint64_t epoch_of(std::uint32_t stamp) const {
+    return stamp == stamp_of(epoch_) ? epoch_ : epoch_ - 1;
+  }
   void uncount(std::uint32_t stamp) { --(stamp == stamp_of(epoch_) ? num_dirty_ : num_owed_); }
   bool make_room(SlotPool& pool, std::size_t needed);
   bool grow(SlotPool& pool);
@@ -163,9 +174,10 @@ class RowStore {
   void evict(SlotPool& pool, std::uint32_t slot);
   void append_slot(SlotPool& pool, std::uint32_t slot);  // of a dirty row, which is clean then
   void append_resident(Table& table, std::uint64_t row);
-  void bring_resident(Table& table, const std::uint64_t* rows, const std::vector<std::uint32_t>& missing, bool counted);
-  void bring_pooled(Table& table, const std::uint64_t* rows, std::uint32_t* slots, const std::vector<std::uint32_t>& missing,
-                    bool counted);
+  void bring_resident(Table& table, const std::uint64_t* rows, const std::vector<std::uint32_t>& missing,
+                      bool counted);
+  void bring_pooled(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
+                    const std::vector<std::uint32_t>& missing, bool counted);
   void initialise(Table& table, const std::vector<std::pair<std::uint64_t, std::byte*>>& records);
   void copy_record(const Table& table, std::uint16_t layout, const std::byte* from, std::byte* to) const;
   Entry entry(Table& table, std::uint64_t row);  // after reading its base page, if that is still to be read
@@ -178,8 +190,8 @@ class RowStore {
   SlotPool& pool_of_stride(std::size_t stride);
   std::uint64_t sweep_pool(SlotPool& pool, std::size_t max_rows, bool owed_only);
   std::uint64_t sweep_resident(Table& table, std::size_t max_rows, bool owed_only);
-  void move_if_current(Table& table, std::uint64_t row, Location location, std::uint16_t layout, const std::byte* record,
-                       std::int64_t* moved);
+  void move_if_current(Table& table, std::uint64_t row, Location location, std::uint16_t layout,
+                       const std::byte* record, std::int64_t* moved);
 
   std::uint64_t dram_bytes_;
   std::uint64_t epoch_;

@@ -1,17 +1,21 @@
 // The bytes of a segment: one value of rows.lmdb, 256 pages less the 16 bytes of LMDB's page header.
 //
-// Blocks are laid from the end, so that they are page-aligned in the file and their place does not depend on the
-// size of the header: with `end` the file offset just after the value (a multiple of 4096), block b is at
+// Blocks are laid from the end, so that they are page-aligned in the file and their place does not depend on
+// the size of the header: with `end` the file offset just after the value (a multiple of 4096), block b is at
 // end - (b + 1) * 4096. All integers are little-endian.
 //
-//   header   0 magic "MTRSEG01"   8 segment id u64   16 epoch u64   24 segment number u32   28 flags u32 (1: closes its epoch)
-//            32 header bytes u32  36 blocks u32      40 rows u32    44 meta bytes u32       48 CRC32C u32   52 zero u32
-//            56 one descriptor of 16 bytes a block: table u32, layout u16, rows u16, stride u32, width of row ids u8 (4 or 8), chunk u8, zero u16
+//   header   0 magic "MTRSEG01"   8 segment id u64   16 epoch u64   24 segment number u32   28 flags u32 (1:
+//   closes its epoch)
+//            32 header bytes u32  36 blocks u32      40 rows u32    44 meta bytes u32       48 CRC32C u32 52
+//            zero u32 56 one descriptor of 16 bytes a block: table u32, layout u16, rows u16, stride u32,
+//            width of row ids u8 (4 or 8), chunk u8, zero u16
 //               then the row ids of each block in turn, then the meta bytes.
 //            The CRC covers the first `header bytes` with its own field as zero.
-//   block    rows of one table and one layout, position p at p * stride; from 4080 a trailer: segment id u64, block u8, layout u8,
+//   block    rows of one table and one layout, position p at p * stride; from 4080 a trailer: segment id u64,
+//   block u8, layout u8,
 //            table u16, CRC32C u32 of the 4092 bytes before.
-//   A record longer than 4080 bytes takes n consecutive blocks b, b - 1, .. b - n + 1 (rising file offsets), 4080 bytes of
+//   A record longer than 4080 bytes takes n consecutive blocks b, b - 1, .. b - n + 1 (rising file offsets),
+//   4080 bytes of
 //            it in each; its location names block b.
 #pragma once
 
@@ -76,7 +80,8 @@ std::uint16_t used_pages(const SegmentHeader& header, std::size_t header_size);
 inline std::byte* block_in_image(std::byte* image, std::uint32_t block) {
   return image + (kSegmentPages - 1 - block) * kPageBytes;
 }
-// Writes header, trailers and CRCs, and zeroes the rest. Throws std::invalid_argument if the meta does not fit.
+// Writes header, trailers and CRCs, and zeroes the rest. Throws std::invalid_argument if the meta does not
+// fit.
 void seal_image(const SegmentHeader& header, std::byte* image);
 
 // Reads and checks a header. Throws CorruptionError saying what is wrong.

@@ -1,7 +1,8 @@
 // The log tier: streams of appended rows, segments on their way to the file, and reads of rows from both.
 //
 // The log knows bytes and locations and nothing of slots. Python commits the sealed segments to LMDB.
-// Not thread-safe: the engine's mutex guards it. The writer thread alone touches a segment it took, until publish().
+// Not thread-safe: the engine's mutex guards it. The writer thread alone touches a segment it took, until
+// publish().
 #pragma once
 
 #include <cstdint>
@@ -19,14 +20,20 @@
 
 namespace mtrains {
 
-enum class SegmentState : std::uint8_t { kFilling = 0, kSealed = 1, kPublished = 2, kDeleting = 3, kUnused = 4 };
+enum class SegmentState : std::uint8_t {
+  kFilling = 0,
+  kSealed = 1,
+  kPublished = 2,
+  kDeleting = 3,
+  kUnused = 4
+};
 
 // A segment that waits for its commit. Shared with the writer thread until it is published.
 struct PendingSegment {
   SegmentHeader header;
-  MemoryMap image;                                           // kSegmentImageBytes
+  MemoryMap image;                                                               // kSegmentImageBytes
   std::map<std::pair<std::uint32_t, std::uint16_t>, std::uint32_t> open_blocks;  // (table, layout) -> block
-  std::size_t header_size = 0;                               // without meta
+  std::size_t header_size = 0;                                                   // without meta
   std::size_t meta_reserve = 0;
 };
 
@@ -37,12 +44,12 @@ struct Segment {
   std::uint64_t offset = 0;  // of the value in the file, once published
   std::uint32_t rows = 0;
   std::uint32_t live = 0;
-  std::uint16_t used_pages = 0; // of kSegmentPages, from when it is sealed
+  std::uint16_t used_pages = 0;  // of kSegmentPages, from when it is sealed
   SegmentState state = SegmentState::kUnused;
-  bool changed = false;         // since the last checkpoint
-  std::uint64_t emptied_at = 0; // mark of the reads when the last live row left
+  bool changed = false;          // since the last checkpoint
+  std::uint64_t emptied_at = 0;  // mark of the reads when the last live row left
   std::vector<std::pair<std::uint64_t, std::uint32_t>> superseded;  // (epoch of the newer version, rows)
-  std::shared_ptr<PendingSegment> pending;  // until published
+  std::shared_ptr<PendingSegment> pending;                          // until published
 };
 
 // One row to read: its location, and what the log found out of it.
@@ -76,12 +83,12 @@ class SegmentLog {
 
   // --- appending. REQUIRES: has_room().
   bool has_room(std::uint32_t segments = 1) const { return num_pending_ + segments <= max_pending_; }
-  Location append(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::uint64_t row, std::uint64_t key,
-                  const std::byte* record);
+  Location append(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::uint64_t row,
+                  std::uint64_t key, const std::byte* record);
   // The row at `location` has a newer version, born in `epoch`.
   void supersede(Location location, std::uint64_t epoch);
-  // Seals what is filling in the streams of epochs <= epoch. The last segment of `epoch` is marked if `closes`, and gets room
-  // for meta_bytes.
+  // Seals what is filling in the streams of epochs <= epoch. The last segment of `epoch` is marked if
+  // `closes`, and gets room for meta_bytes.
   void flush(std::uint64_t epoch, bool closes, std::size_t meta_bytes);
 
   // --- the writer thread
@@ -92,15 +99,16 @@ class SegmentLog {
   std::uint32_t pending_segments(std::uint64_t epoch) const;
 
   // --- deletion
-  std::vector<std::pair<std::uint32_t, std::uint64_t>> take_deletable(const std::vector<std::uint64_t>& checkpoints,
-                                                                     std::size_t limit);
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> take_deletable(
+      const std::vector<std::uint64_t>& checkpoints, std::size_t limit);
   void deleted(std::uint32_t number);
   void undelete(std::uint32_t number);
 
   // --- checkpoints
   void load(std::uint32_t number, const Segment& segment);
   void finish_load();  // after the last load, before the first append
-  // (key, location) of the newest version of each row appended in epochs <= epoch since forget(), ascending by key.
+  // (key, location) of the newest version of each row appended in epochs <= epoch since forget(), ascending
+  // by key.
   std::vector<std::pair<std::uint64_t, Location>> delta(std::uint64_t epoch);
   const std::vector<std::uint32_t>& removed() const { return removed_; }
   void forget(std::uint64_t epoch, std::uint64_t oldest_retained);
@@ -121,13 +129,14 @@ class SegmentLog {
     std::uint32_t index;       // into the caller's reads
   };
 
-  Segment& at(Location location) { return segments_[segment_of(location)]; }
-  PendingSegment& room_for(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::size_t stride);
+  Segment& at(Location location);
+  PendingSegment& room_for(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout,
+                           std::size_t stride);
   std::shared_ptr<PendingSegment> start(std::uint64_t epoch);
   void seal(std::uint64_t epoch);
   void read_all(const std::vector<RowRead>& reads, const void* context, Take take);
-  void read_chunk(const std::vector<Placed>& placed, std::size_t begin, std::size_t end, const std::vector<RowRead>& reads,
-                  const void* context, Take take);
+  void read_chunk(const std::vector<Placed>& placed, std::size_t begin, std::size_t end,
+                  const std::vector<RowRead>& reads, const void* context, Take take);
   void take_record(const std::byte* blocks, const RowRead& read, const void* context, Take take);
   static void compact(DeltaRun& run);
 
@@ -136,7 +145,7 @@ class SegmentLog {
   std::uint32_t max_pending_;
   std::uint32_t num_pending_ = 0;
   std::map<std::uint64_t, std::uint32_t> pending_;  // epoch -> unpublished segments
-  std::vector<Segment> segments_;             // by number; 0 unused
+  std::vector<Segment> segments_;                   // by number; 0 unused
   std::vector<std::uint32_t> free_numbers_;
   std::vector<std::uint32_t> removed_;
   std::map<std::uint64_t, std::shared_ptr<PendingSegment>> streams_;  // epoch -> filling
@@ -155,9 +164,10 @@ class SegmentLog {
 
 template <typename TakeRecord>
 void SegmentLog::read(const std::vector<RowRead>& reads, const TakeRecord& take) {
-  read_all(reads, &take, [](const void* context, std::uint32_t tag, std::uint16_t layout, const std::byte* record) {
-    (*static_cast<const TakeRecord*>(context))(tag, layout, record);
-  });
+  read_all(reads, &take,
+           [](const void* context, std::uint32_t tag, std::uint16_t layout, const std::byte* record) {
+             (*static_cast<const TakeRecord*>(context))(tag, layout, record);
+           });
 }
 
 }  // namespace mtrains

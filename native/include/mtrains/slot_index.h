@@ -1,4 +1,5 @@
-// Which row is in which slot of a tier, when it was last used, and who must leave. Bookkeeping only: no bytes of rows.
+// Which row is in which slot of a tier, when it was last used, and who must leave. Bookkeeping only: no bytes
+// of rows.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ inline constexpr RowKey kNoKey = (RowKey{1} << kKeyBits) - 1;
 inline constexpr std::size_t kSlotIndexBytes = 16;  // a slot's hot and cold record
 
 // The hot record of a slot, 8 bytes: read and written at every access.
-// A plan that kept (row, slot) is stale exactly when the slot holds another row, so the row itself is the slot's
-// generation; SlotIndex::generation() tells cheaply that nothing moved at all.
+// A plan that kept (row, slot) is stale exactly when the slot holds another row, so the row itself is the
+// slot's generation; SlotIndex::generation() tells cheaply that nothing moved at all.
 struct SlotRecord {
   std::uint32_t last_use = 0;  // clock of the last access
   std::uint32_t state = 0;     // dirty stamp (2 bits), pins (6), high bits of the key (24)
@@ -74,8 +75,8 @@ class SlotIndex {
   std::uint64_t generation() const { return generation_; }  // changes when a row leaves a slot
 
   void grow(std::uint32_t capacity);  // REQUIRES: capacity() <= capacity <= max_capacity
-  // Gives up the slots at and above `capacity`; rows there move to free slots below, and move(from, to) is told of each.
-  // REQUIRES: num_used() <= capacity.
+  // Gives up the slots at and above `capacity`; rows there move to free slots below, and move(from, to) is
+  // told of each. REQUIRES: num_used() <= capacity.
   template <typename Move>
   void shrink(std::uint32_t capacity, const Move& move);
 
