@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-try:
-    from mtrains import _native as _native
-except ImportError as error:
-    raise ImportError(
-        f"the native module of mtrains is missing or does not load ({error}); build it with `pip install .` "
-        "in the source tree, which needs a C++20 compiler"
-    ) from error
+import importlib
+from typing import TYPE_CHECKING
 
-from mtrains import init, optim
-from mtrains.collection import TieredEmbeddingBagCollection
-from mtrains.embedding_bag import TieredEmbedding, TieredEmbeddingBag
-from mtrains.errors import CapacityError, FormatError, MtrainsError, StateError, TierIOError
-from mtrains.ignored import ignored_parameters
-from mtrains.specs import TableSpec
-from mtrains.store import Store
-from mtrains.threads import get_num_threads, set_num_threads
+if TYPE_CHECKING:
+    from mtrains import init, optim
+    from mtrains.collection import TieredEmbeddingBagCollection
+    from mtrains.embedding_bag import TieredEmbedding, TieredEmbeddingBag
+    from mtrains.errors import CapacityError, FormatError, MtrainsError, StateError, TierIOError
+    from mtrains.ignored import ignored_parameters
+    from mtrains.specs import TableSpec
+    from mtrains.store import Store
+    from mtrains.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "CapacityError",
@@ -36,3 +32,44 @@ __all__ = [
     "optim",
     "set_num_threads",
 ]
+
+# Where each name is. It is imported when it is first used (PEP 562), so that `mtrains --help` does not import torch.
+_HOMES = {
+    "CapacityError": "errors",
+    "FormatError": "errors",
+    "MtrainsError": "errors",
+    "StateError": "errors",
+    "Store": "store",
+    "TableSpec": "specs",
+    "TierIOError": "errors",
+    "TieredEmbedding": "embedding_bag",
+    "TieredEmbeddingBag": "embedding_bag",
+    "TieredEmbeddingBagCollection": "collection",
+    "get_num_threads": "threads",
+    "ignored_parameters": "ignored",
+    "set_num_threads": "threads",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in ("init", "optim"):
+        return importlib.import_module(f"mtrains.{name}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'mtrains' has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(f"mtrains.{home}"), name)
+    except ImportError as error:
+        if "_native" not in str(error):
+            raise
+        raise ImportError(
+            f"the native module of mtrains is missing or does not load ({error}); build it with `pip install .` in "
+            "the source tree, which needs a C++20 compiler",
+            name=error.name,
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,10 +20,10 @@ def locate_values(path: str, min_key: int = 0, max_key: int = 0xFFFFFFFFFFFFFFFF
 def isa() -> str: ...  # "portable", "avx2" or "avx512"
 def set_isa(name: str) -> None: ...  # ValueError if this CPU lacks it
 
-def read_segment(path: str, offset: int) -> "SegmentImage":
+def read_segment(path: str, offset: int) -> SegmentImage:
     """Parse and check one segment of the data file `path` at `offset` (verify, rebuild). CorruptionError -> FormatError."""
 
-def check_segment(value: bytes | memoryview | NDArray[np.uint8]) -> "SegmentImage":
+def check_segment(value: bytes | memoryview | NDArray[np.uint8]) -> SegmentImage:
     """The same from the bytes of a value."""
 
 class SegmentImage:

@@ -137,7 +137,7 @@ def test_threads_instruction_set_and_flush_denormal_change_no_bit(optimizer, res
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_interruption_changes_no_bit(optimizer, tmp_path):
-    """Train, checkpoint, go on (lost), reopen at the checkpoint, go on: as without interruption, state and counts too."""
+    """Train, checkpoint, go on (lost), reopen there, go on: as without interruption, state and counts too."""
     expected = in_memory(optimizer=optimizer)[1]
     with mtrains.Store(tmp_path / "store", dram="40KiB", seed=3) as store:
 

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -25,6 +26,15 @@ using Rows = ArrayIn<std::int64_t, nb::ndim<1>>;
 
 struct LookupSpec {
   std::vector<FeatureSpec> features;
+};
+
+// A forked child has none of the threads that an engine would join and none of its memory: it only forgets
+// it.
+struct LeaveInForkedChild {
+  pid_t owner = getpid();
+  void operator()(Engine* engine) const {
+    if (getpid() == owner) delete engine;
+  }
 };
 
 void require(bool condition, const char* what) {
@@ -618,8 +628,14 @@ void bind_engine(nb::module_& m) {
   bind_lookups(m);
   nb::class_<Engine> engine(m, "Engine");
   engine
-      .def(nb::init<std::uint64_t, int, std::uint32_t, std::uint64_t, std::uint32_t>(), nb::kw_only(),
-           "dram_bytes"_a, "num_threads"_a, "incarnation"_a, "epoch"_a, "max_pending_segments"_a = 32)
+      .def(nb::new_([](std::uint64_t dram_bytes, int num_threads, std::uint32_t incarnation,
+                       std::uint64_t epoch, std::uint32_t max_pending_segments) {
+             return std::shared_ptr<Engine>(
+                 new Engine(dram_bytes, num_threads, incarnation, epoch, max_pending_segments),
+                 LeaveInForkedChild{});
+           }),
+           nb::kw_only(), "dram_bytes"_a, "num_threads"_a, "incarnation"_a, "epoch"_a,
+           "max_pending_segments"_a = 32)
       .def("set_num_threads", &Engine::set_num_threads, Release(), "n"_a)
       .def("close", &Engine::close, Release());
   bind_tables(engine);

@@ -233,17 +233,17 @@ class TreeWalk {
   void locate(const Page& page, std::uint64_t number, std::size_t index) {
     Node entry = node(page, number, index, 0);
     const std::uint64_t entry_key = key(page, number, entry);
-    if (num_seen_ != 0 && entry_key <= last_key_) {
-      fail(number, "has key " + std::to_string(entry_key) + " after key " + std::to_string(last_key_));
-    }
-    ++num_seen_;
-    last_key_ = entry_key;
     if (entry_key < min_key_ || entry_key > max_key_) return;
     if (entry.flags != kBigValue) {
       fail(number,
            "holds the value of key " + std::to_string(entry_key) + " itself, must be an overflow chain");
     }
     entry = node(page, number, index, sizeof(std::uint64_t));
+    if (num_seen_ != 0 && entry_key <= last_key_) {
+      fail(number, "has key " + std::to_string(entry_key) + " after key " + std::to_string(last_key_));
+    }
+    ++num_seen_;
+    last_key_ = entry_key;
     const auto first = field<std::uint64_t>(page, entry.key_at + kKeyBytes);
     check_page_range(first, (kPageHeader + entry.low + page_size_ - 1) / page_size_);
     located_.push_back({.key = entry_key, .offset = first * page_size_ + kPageHeader, .size = entry.low});

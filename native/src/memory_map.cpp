@@ -1,6 +1,7 @@
 #include "mtrains/memory_map.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -24,20 +25,24 @@ MemoryMap::MemoryMap(std::size_t size, bool huge) : size_((size + kPage - 1) / k
                         " bytes of address space: " + std::strerror(errno));
   }
   data_ = static_cast<std::byte*>(data);
+  owner_ = getpid();
   madvise(data_, size_, MADV_DONTFORK);
   madvise(data_, size_, huge && size_ >= kHugePage ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 }
 
 MemoryMap::~MemoryMap() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ != nullptr && owner_ == getpid()) munmap(data_, size_);
 }
 
 MemoryMap::MemoryMap(MemoryMap&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      owner_(other.owner_) {}
 
 MemoryMap& MemoryMap::operator=(MemoryMap&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(owner_, other.owner_);
   return *this;
 }
 

@@ -19,6 +19,13 @@ std::uint64_t saturating_mul(std::uint64_t x, std::uint64_t y) {
   return __builtin_mul_overflow(x, y, &product) ? ~std::uint64_t{0} : product;
 }
 
+// Half of the budget at most is waiting in one segment, where that is not too little to write at once.
+std::uint32_t blocks_within(std::uint64_t dram_bytes) {
+  constexpr std::uint64_t kMinBlocks = 16;
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(dram_bytes / 2 / kPageBytes, kMinBlocks, kMaxBlocks));
+}
+
 }  // namespace
 
 SlotPool::SlotPool(std::size_t stride, std::uint64_t budget)
@@ -31,7 +38,7 @@ RowStore::RowStore(std::uint64_t dram_bytes, std::uint32_t incarnation, std::uin
     : dram_bytes_(dram_bytes),
       epoch_(epoch),
       threads_(threads),
-      log_(incarnation, max_pending),
+      log_(incarnation, max_pending, blocks_within(dram_bytes)),
       birth_((std::uint64_t{incarnation} << 32) ^ epoch) {}
 
 std::uint32_t RowStore::add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim,

@@ -26,9 +26,10 @@ bool by_key(const std::pair<std::uint64_t, Location>& x, const std::pair<std::ui
 
 }  // namespace
 
-SegmentLog::SegmentLog(std::uint32_t incarnation, std::uint32_t max_pending)
+SegmentLog::SegmentLog(std::uint32_t incarnation, std::uint32_t max_pending, std::uint32_t max_blocks)
     : incarnation_(incarnation),
       max_pending_(max_pending),
+      max_blocks_(max_blocks),
       segments_(1),
       staging_((kStagingBlocks + kSegmentPages) * kPageBytes, /*huge=*/false) {}
 
@@ -214,7 +215,7 @@ PendingSegment& SegmentLog::room_for(std::uint64_t epoch, std::uint32_t table, s
                                new_blocks * kBlockDescriptorBytes +
                                (open == segment.open_blocks.end() ? kMetaTableBytes : 0);
     const std::size_t blocks = segment.header.blocks.size() + new_blocks;
-    if (blocks <= kMaxBlocks && kValueOffset + header <= (kSegmentPages - blocks) * kPageBytes)
+    if (blocks <= max_blocks_ && kValueOffset + header <= (kSegmentPages - blocks) * kPageBytes)
       return segment;
     seal(epoch);
   }

@@ -5,7 +5,8 @@
 
 namespace mtrains {
 
-// A private anonymous mapping, zero until written, not inherited by forked children.
+// A private anonymous mapping, zero until written, not inherited by forked children (a child that destroys
+// its copy of the object unmaps nothing: the addresses are its own).
 //
 // Owns the mapping. `huge`: ask for huge pages (dense use); otherwise a touch costs one small page.
 class MemoryMap {
@@ -29,6 +30,7 @@ class MemoryMap {
  private:
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+  int owner_ = 0;  // process
 };
 
 }  // namespace mtrains

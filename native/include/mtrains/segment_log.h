@@ -67,7 +67,9 @@ struct LogCounters {
 
 class SegmentLog {
  public:
-  SegmentLog(std::uint32_t incarnation, std::uint32_t max_pending);
+  // max_blocks: of one segment; fewer than it has place for where its buffer would outgrow a small DRAM
+  // budget.
+  SegmentLog(std::uint32_t incarnation, std::uint32_t max_pending, std::uint32_t max_blocks);
 
   // --- reading
   std::string open(const std::string& path, const std::string& io_engine);
@@ -143,6 +145,7 @@ class SegmentLog {
   std::uint32_t incarnation_;
   std::uint32_t next_sequence_ = 1;
   std::uint32_t max_pending_;
+  std::uint32_t max_blocks_;
   std::uint32_t num_pending_ = 0;
   std::map<std::uint64_t, std::uint32_t> pending_;  // epoch -> unpublished segments
   std::vector<Segment> segments_;                   // by number; 0 unused
