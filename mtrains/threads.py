@@ -10,7 +10,9 @@ import torch
 
 from mtrains.errors import StateError
 
-__all__ = ["follow_num_threads", "get_num_threads", "set_num_threads"]
+__all__ = ["MAX_NUM_THREADS", "follow_num_threads", "get_num_threads", "set_num_threads"]
+
+MAX_NUM_THREADS = 1024  # more than any machine has cores for; a typing error would start so many threads
 
 
 class _Engine(Protocol):
@@ -37,12 +39,12 @@ def set_num_threads(n: int) -> None:
     """Use `n` threads in native passes of all open stores, and of those opened later. Changes no bit of any
     result.
 
-    Raises: ValueError unless n >= 1.
+    Raises: ValueError unless 1 <= n <= 1024.
     """
     if isinstance(n, bool) or not isinstance(n, int):
         raise TypeError(f"the number of threads must be an int, got {type(n).__name__}")
-    if n < 1:
-        raise ValueError(f"the number of threads must be >= 1, got {n}")
+    if not 1 <= n <= MAX_NUM_THREADS:
+        raise ValueError(f"the number of threads must be in [1, {MAX_NUM_THREADS}], got {n}")
     _NUM_THREADS.requested = n
     for store in list(_NUM_THREADS.followers):
         # A store that was closed or lost meanwhile, or is a parent process's, runs no passes here.

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtrains.threads import MAX_NUM_THREADS
 from mtrains.train.data.schema import Schema
 from mtrains.train.data.source import STDIN
 from mtrains.train.data.stream import FORMATS, ON_BAD_LINE
@@ -161,6 +162,10 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"--{name.replace('_', '-')} must be >= {low}, got {value}")
+        for name in ("threads", "dense_threads", "workers"):
+            value = getattr(self, name)
+            if value is not None and value > MAX_NUM_THREADS:
+                raise ValueError(f"--{name.replace('_', '-')} must be <= {MAX_NUM_THREADS}, got {value}")
         if self.holdout is not None and not 0 < self.holdout < 1:
             raise ValueError(f"--holdout is a fraction between 0 and 1, got {self.holdout}")
         if not (math.isfinite(self.lr) and self.lr > 0):
