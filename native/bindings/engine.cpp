@@ -581,10 +581,7 @@ void bind_checkpoints(nb::class_<Engine>& engine) {
       .def(
           "epoch", [](Engine& self) { return self.locked([](RowStore& store) { return store.epoch(); }); },
           Release())
-      .def(
-          "begin_checkpoint",
-          [](Engine& self) { return self.locked([](RowStore& store) { return store.begin_checkpoint(); }); },
-          Release())
+      .def("begin_checkpoint", &Engine::begin_checkpoint, Release())
       .def(
           "sweep",
           [](Engine& self, std::size_t max_rows) {

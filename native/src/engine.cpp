@@ -8,20 +8,25 @@ namespace mtrains {
 
 Engine::Engine(std::uint64_t dram_bytes, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
                std::uint32_t max_pending)
-    : threads_(num_threads), store_(dram_bytes, incarnation, epoch, max_pending, threads_) {
-  store_.wait_for_room = [this] { wait_for_room(); };
+    : threads_(num_threads),
+      store_(std::make_unique<RowStore>(dram_bytes, incarnation, epoch, max_pending, threads_)) {
+  store_->wait_for_room = [this] { wait_for_room(); };
 }
 
-Engine::~Engine() {
-  close();
-  store_.close_base();
-}
+Engine::~Engine() { close(); }
 
 void Engine::close() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    room_.notify_all();
+    sealed_.notify_all();
+  }
+  // A pass that waited has left by now; memory, descriptors and threads go with the last one.
+  const std::lock_guard<std::mutex> pass(pass_mutex_);
   const std::lock_guard<std::mutex> lock(mutex_);
-  closed_ = true;
-  room_.notify_all();
-  sealed_.notify_all();
+  store_.reset();
+  threads_.resize(1);
 }
 
 std::unique_lock<std::mutex> Engine::enter() {
@@ -42,18 +47,18 @@ void Engine::set_num_threads(int num_threads) {
 
 void Engine::wait_for_room() {
   const auto begin = std::chrono::steady_clock::now();
-  const auto ready = [this] { return closed_ || failure_code_ != 0 || store_.log().has_room(); };
+  const auto ready = [this] { return closed_ || failure_code_ != 0 || store_->log().has_room(); };
   sealed_.notify_all();
   room_.wait(*pass_lock_, ready);
-  store_.log().counters().stall_seconds +=
+  store_->log().counters().stall_seconds +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   check_open();
-  if (failure_code_ != 0 && !store_.log().has_room()) throw IoError(failure_code_, failure_);
+  if (failure_code_ != 0 && !store_->log().has_room()) throw IoError(failure_code_, failure_);
 }
 
 Table& Engine::table_at(std::uint32_t table) {
-  if (table >= store_.num_tables()) throw std::invalid_argument("no table " + std::to_string(table));
-  return store_.table(table);
+  if (table >= store_->num_tables()) throw std::invalid_argument("no table " + std::to_string(table));
+  return store_->table(table);
 }
 
 std::uint64_t Engine::version(std::uint32_t table) {
@@ -71,20 +76,20 @@ EngineTimes Engine::times() {
 std::uint32_t Engine::add_table(const std::string& name, std::uint64_t num_rows, std::uint32_t dim,
                                 WeightType dtype, const RowInit& init) {
   const Pass pass(*this);
-  return store_.add_table(name, num_rows, dim, dtype, init);
+  return store_->add_table(name, num_rows, dim, dtype, init);
 }
 
 std::uint16_t Engine::add_layout(std::uint32_t table, std::uint32_t state_floats, float initial_state) {
   const Pass pass(*this);
   table_at(table);
-  return store_.add_layout(table, state_floats, initial_state);
+  return store_->add_layout(table, state_floats, initial_state);
 }
 
 void Engine::use_layout(std::uint32_t table, std::uint16_t layout) {
   const Pass pass(*this);
   table_at(table);
-  store_.next_clock();
-  store_.use_layout(table, layout);
+  store_->next_clock();
+  store_->use_layout(table, layout);
 }
 
 void Engine::set_update_count(std::uint32_t table, std::uint64_t count) {
@@ -92,16 +97,30 @@ void Engine::set_update_count(std::uint32_t table, std::uint64_t count) {
   table_at(table).update_count = count;
 }
 
+std::uint64_t Engine::begin_checkpoint() {
+  const auto lock = enter();
+  check_whole();
+  return store_->begin_checkpoint();
+}
+
+void Engine::check_whole() const {
+  if (torn_) {
+    throw StateError(
+        "an earlier step failed half way; go back to a checkpoint with Store.restore, or reopen the store");
+  }
+}
+
 // --- the writer thread
 
 std::vector<std::shared_ptr<PendingSegment>> Engine::next_sealed(std::size_t max_group,
                                                                  double timeout_seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
+  check_open();
   sealed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
-                   [this] { return closed_ || woken_ || store_.log().has_sealed(); });
+                   [this] { return closed_ || woken_ || store_->log().has_sealed(); });
   woken_ = false;
   check_open();
-  return store_.log().take_sealed(max_group);
+  return store_->log().take_sealed(max_group);
 }
 
 void Engine::wake() {
@@ -112,13 +131,13 @@ void Engine::wake() {
 
 void Engine::publish(const std::vector<std::uint32_t>& numbers, const std::vector<std::uint64_t>& offsets) {
   const auto lock = enter();
-  for (std::size_t i = 0; i < numbers.size(); ++i) store_.log().publish(numbers[i], offsets[i]);
+  for (std::size_t i = 0; i < numbers.size(); ++i) store_->log().publish(numbers[i], offsets[i]);
   room_.notify_all();
 }
 
 void Engine::requeue(const std::vector<std::shared_ptr<PendingSegment>>& segments) {
   const auto lock = enter();
-  store_.log().requeue(segments);
+  store_->log().requeue(segments);
 }
 
 void Engine::fail(int code, const std::string& message) {

@@ -91,7 +91,7 @@ void Engine::lay_out(const std::vector<FeatureSpec>& features, const ForwardInpu
 // Which rows of a feature are in the compute tier, and where. Runs in a worker.
 void Engine::find_rows(FeatureLookup& feature, const IndexSpan& indices, bool plan_free,
                        std::vector<std::uint32_t>& missing, std::vector<std::uint64_t>& plain_rows) {
-  Table& table = store_.table(feature.table);
+  Table& table = store_->table(feature.table);
   BatchPlan& plan = feature.plan;
   if (plan_free) {
     plan.num_positions = indices.size;
@@ -111,11 +111,11 @@ void Engine::find_rows(FeatureLookup& feature, const IndexSpan& indices, bool pl
   }
   plan.set_bags(feature.offsets.data(), feature.offsets.size() - 1);
   plan.slots.resize(plan.num_unique());
-  store_.find(table, plan.rows.data(), plan.num_unique(), plan.slots.data(), missing);
+  store_->find(table, plan.rows.data(), plan.num_unique(), plan.slots.data(), missing);
 }
 
 void Engine::finish_plan(FeatureLookup& feature, bool keep) {
-  const Table& table = store_.table(feature.table);
+  const Table& table = store_->table(feature.table);
   // Update and write-back then walk memory forward. A resident table's rows are in that order already.
   if (keep && !table.resident) feature.plan.order_by_slot();
   feature.plan.scatter_slots();
@@ -123,7 +123,7 @@ void Engine::finish_plan(FeatureLookup& feature, bool keep) {
 }
 
 std::uint64_t Engine::generation(const Table& table) const {
-  return store_.layout_generation() + (table.resident ? 0 : table.pool->index.generation());
+  return store_->layout_generation() + (table.resident ? 0 : table.pool->index.generation());
 }
 
 std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features, const ForwardInput& input) {
@@ -133,12 +133,12 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
   std::vector<std::uint64_t> begins;
   for (const FeatureSpec& feature : features) table_at(feature.table);
   lay_out(features, input, *lookup, begins);
-  store_.settle_residency();
-  store_.next_clock();
+  store_->settle_residency();
+  store_->next_clock();
 
   // Features of one table are planned by one task, since they touch the same slots.
   std::vector<std::vector<std::size_t>> by_table;
-  std::vector<std::size_t> group_of_table(store_.num_tables(), SIZE_MAX);
+  std::vector<std::size_t> group_of_table(store_->num_tables(), SIZE_MAX);
   for (std::size_t f = 0; f < features.size(); ++f) {
     std::size_t& group = group_of_table[features[f].table];
     if (group == SIZE_MAX) {
@@ -161,7 +161,7 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
     const Stopwatch watch(times_.plan_seconds);
     threads_.run(by_table.size(), [&](std::size_t group) {
       for (const std::size_t f : by_table[group]) {
-        const Table& table = store_.table(features[f].table);
+        const Table& table = store_->table(features[f].table);
         const IndexSpan span = span_of(f);
         if (plan_free(table, input)) {
           for (std::uint64_t p = 0; p < span.size && !bad[f]; ++p) {
@@ -173,11 +173,11 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
       }
     });
     for (std::size_t f = 0; f < features.size(); ++f) {
-      if (bad[f]) bad_index(store_.table(features[f].table), begins[f] + bad[f]->position, bad[f]->value);
+      if (bad[f]) bad_index(store_->table(features[f].table), begins[f] + bad[f]->position, bad[f]->value);
     }
     threads_.run(by_table.size(), [&](std::size_t group) {
       for (const std::size_t f : by_table[group]) {
-        find_rows(lookup->features[f], span_of(f), plan_free(store_.table(features[f].table), input),
+        find_rows(lookup->features[f], span_of(f), plan_free(store_->table(features[f].table), input),
                   missing[f], plain_rows[f]);
       }
     });
@@ -188,22 +188,22 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
   bool found_holds = true;  // nothing was evicted that find_rows saw
   for (std::size_t f = 0; f < features.size(); ++f) {
     FeatureLookup& feature = lookup->features[f];
-    Table& table = store_.table(feature.table);
+    Table& table = store_->table(feature.table);
     const std::uint64_t unique = feature.plan.num_unique();
     if (plan_free(table, input)) {
       const Stopwatch watch(times_.move_seconds);
-      store_.counters().unplanned_positions += feature.plan.num_positions;
+      store_->counters().unplanned_positions += feature.plan.num_positions;
       std::vector<std::uint32_t> unused(plain_rows[f].size());
-      store_.bring(table, plain_rows[f].data(), unused.data(), missing[f], true);
+      store_->bring(table, plain_rows[f].data(), unused.data(), missing[f], true);
     } else if (!(found_holds ? bring_found(feature, missing[f]) : bring_all(feature))) {
       // What is ready goes first; then this feature has the tier to itself.
       pool_features(ready, *lookup, features, input, begins);
       ready.clear();
-      store_.next_clock();
+      store_->next_clock();
       found_holds = false;
-      if (unique > store_.pass_capacity(table) || !bring_all(feature)) {
+      if (unique > store_->pass_capacity(table) || !bring_all(feature)) {
         pool_in_pieces(f, *lookup, features, input, begins);
-        store_.next_clock();
+        store_->next_clock();
         continue;
       }
     }
@@ -216,7 +216,7 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
 PoolTask Engine::pool_task(std::size_t which, Lookup& lookup, const std::vector<FeatureSpec>& features,
                            const ForwardInput& input, const std::vector<std::uint64_t>& begins) {
   FeatureLookup& feature = lookup.features[which];
-  const Table& table = store_.table(feature.table);
+  const Table& table = store_->table(feature.table);
   PoolTask task;
   task.layout = table.record();
   task.records = table.records();
@@ -232,7 +232,7 @@ PoolTask Engine::pool_task(std::size_t which, Lookup& lookup, const std::vector<
     task.argmax = input.argmax;
     for (std::size_t f = 0; f < which; ++f) {
       if (features[f].mode == PoolMode::kMax)
-        task.argmax += input.num_bags * store_.table(features[f].table).record().dim;
+        task.argmax += input.num_bags * store_->table(features[f].table).record().dim;
     }
   }
   if (feature.mode != PoolMode::kSum) task.counts = feature.counts.data();
@@ -242,8 +242,8 @@ PoolTask Engine::pool_task(std::size_t which, Lookup& lookup, const std::vector<
 void Engine::pool_in_pieces(std::size_t which, Lookup& lookup, const std::vector<FeatureSpec>& features,
                             const ForwardInput& input, const std::vector<std::uint64_t>& begins) {
   FeatureLookup& feature = lookup.features[which];
-  const Table& table = store_.table(feature.table);
-  store_.count_accesses(store_.table(feature.table), feature.plan.rows.data(), feature.plan.num_unique());
+  const Table& table = store_->table(feature.table);
+  store_->count_accesses(store_->table(feature.table), feature.plan.rows.data(), feature.plan.num_unique());
   feature.plan.slots.clear();
   feature.version = table.version;
   feature.generation = ~std::uint64_t{0};  // the plan names no slots
@@ -272,7 +272,7 @@ void Engine::pool_features(const std::vector<std::size_t>& which, Lookup& lookup
   const Stopwatch watch(times_.compute_seconds);
   threads_.run(which.size(), [&](std::size_t i) {
     FeatureLookup& feature = lookup.features[which[i]];
-    const Table& table = store_.table(feature.table);
+    const Table& table = store_->table(feature.table);
     if (!plan_free(table, input)) finish_plan(feature, input.keep);
     feature.version = table.version;
   });
@@ -308,31 +308,31 @@ void Engine::pool_features(const std::vector<std::size_t>& which, Lookup& lookup
 
 bool Engine::bring_found(FeatureLookup& feature, const std::vector<std::uint32_t>& missing) {
   const Stopwatch watch(times_.move_seconds);
-  Table& table = store_.table(feature.table);
-  if (!store_.bring(table, feature.plan.rows.data(), feature.plan.slots.data(), missing, true)) return false;
-  store_.counters().hits += feature.plan.num_unique() - missing.size();
+  Table& table = store_->table(feature.table);
+  if (!store_->bring(table, feature.plan.rows.data(), feature.plan.slots.data(), missing, true)) return false;
+  store_->counters().hits += feature.plan.num_unique() - missing.size();
   return true;
 }
 
 bool Engine::bring_all(FeatureLookup& feature) {
   const Stopwatch watch(times_.move_seconds);
-  return locate(store_.table(feature.table), feature.plan.rows.data(), feature.plan.num_unique(),
+  return locate(store_->table(feature.table), feature.plan.rows.data(), feature.plan.num_unique(),
                 feature.plan.slots.data(), true);
 }
 
 bool Engine::locate(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots,
                     bool counted) {
   std::vector<std::uint32_t> missing;
-  store_.find(table, rows, n, slots, missing);
+  store_->find(table, rows, n, slots, missing);
   const std::size_t found = n - missing.size();
-  if (!store_.bring(table, rows, slots, missing, counted)) return false;
-  if (counted) store_.counters().hits += found;
+  if (!store_->bring(table, rows, slots, missing, counted)) return false;
+  if (counted) store_->counters().hits += found;
   return true;
 }
 
 void Engine::each_piece(FeatureLookup& feature,
                         const std::function<void(const std::uint32_t*, std::uint64_t, std::uint64_t)>& run) {
-  Table& table = store_.table(feature.table);
+  Table& table = store_->table(feature.table);
   const BatchPlan& plan = feature.plan;
   std::vector<std::uint64_t> row_of_position(plan.num_positions, kNoKey);
   for (std::uint64_t u = 0; u < plan.num_unique(); ++u) {
@@ -342,7 +342,7 @@ void Engine::each_piece(FeatureLookup& feature,
   std::vector<std::uint32_t> slot_of_position(plan.num_positions, kNoSlot);
   std::vector<std::uint64_t> rows;
   std::vector<std::uint32_t> slots;
-  std::uint64_t capacity = store_.pass_capacity(table);
+  std::uint64_t capacity = store_->pass_capacity(table);
   for (std::uint64_t begin = 0; begin < plan.num_positions;) {
     const std::uint64_t end = begin + std::min(capacity, plan.num_positions - begin);
     rows.clear();
@@ -352,7 +352,7 @@ void Engine::each_piece(FeatureLookup& feature,
     std::sort(rows.begin(), rows.end());
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
     slots.resize(rows.size());
-    store_.next_clock();
+    store_->next_clock();
     if (!locate(table, rows.data(), rows.size(), slots.data(), false)) {
       // Slots of other strides could not be taken over whole; a smaller piece does.
       if (capacity == 1)
@@ -365,7 +365,7 @@ void Engine::each_piece(FeatureLookup& feature,
       const auto at = std::lower_bound(rows.begin(), rows.end(), row_of_position[p]) - rows.begin();
       slot_of_position[p] = slots[static_cast<std::size_t>(at)];
     }
-    ++store_.counters().pieces;
+    ++store_->counters().pieces;
     run(slot_of_position.data(), begin, end);
     begin = end;
   }
@@ -382,8 +382,8 @@ void Engine::weight_grad(Lookup& lookup, std::size_t which, const float* grad, s
         "' was changed between forward and backward; the gradient of per_sample_weights needs the rows as "
         "they were: call backward before step and write_rows");
   }
-  store_.settle_residency();
-  store_.next_clock();
+  store_->settle_residency();
+  store_->next_clock();
   WeightGradTask task;
   task.layout = table.record();
   task.offsets = feature.offsets.data();
@@ -400,7 +400,7 @@ void Engine::weight_grad(Lookup& lookup, std::size_t which, const float* grad, s
   };
   BatchPlan& plan = feature.plan;
   std::vector<std::uint32_t> slots(plan.num_unique());
-  if (plan.num_unique() <= store_.pass_capacity(table) &&
+  if (plan.num_unique() <= store_->pass_capacity(table) &&
       locate(table, plan.rows.data(), plan.num_unique(), slots.data(), false)) {
     plan.slots = std::move(slots);
     finish_plan(feature, true);
@@ -418,7 +418,7 @@ void Engine::divide_by_counts(TableUpdate& update) {
   if (update.lookup == nullptr) return;
   const FeatureLookup& feature = update.lookup->features.at(update.feature);
   if (feature.mode != PoolMode::kMean) return;
-  const std::size_t dim = store_.table(feature.table).record().dim;
+  const std::size_t dim = store_->table(feature.table).record().dim;
   const std::size_t bags = feature.counts.size();
   update.divided.resize(bags * dim);
   const std::size_t tasks =
@@ -520,19 +520,16 @@ struct Engine::Located {
 
 void Engine::step(std::vector<TableUpdate>& updates) {
   const Pass pass(*this);
-  if (torn_) {
-    throw StateError(
-        "an earlier step failed half way; go back to a checkpoint with Store.restore, or reopen the store");
-  }
+  check_whole();
   for (TableUpdate& update : updates) {
     table_at(update.table);
     divide_by_counts(update);
   }
-  store_.settle_residency();
-  store_.next_clock();
+  store_->settle_residency();
+  store_->next_clock();
   std::vector<Located> located;
   for (TableUpdate& update : updates) {
-    Located item{&update, &store_.table(update.table), update.rows, update.num_rows, nullptr, {}, 0, 0};
+    Located item{&update, &store_->table(update.table), update.rows, update.num_rows, nullptr, {}, 0, 0};
     if (update.lookup != nullptr) {
       const BatchPlan& plan = update.lookup->features.at(update.feature).plan;
       item.rows = plan.rows.data();
@@ -544,25 +541,19 @@ void Engine::step(std::vector<TableUpdate>& updates) {
   bool changed = false;
   try {
     if (locate_updates(located)) {
-      for (const Located& item : located) store_.settle_owed(*item.table, item.slots, item.num_rows);
+      for (const Located& item : located) store_->settle_owed(*item.table, item.slots, item.num_rows);
       std::vector<Located*> all;
       for (Located& item : located) all.push_back(&item);
       changed = true;
       run_updates(all);
     } else {
-      for (Located& item : located) {
-        changed = true;
-        update_in_pieces(item);
-      }
+      for (Located& item : located) update_in_pieces(item, &changed);
     }
   } catch (...) {
     torn_ = changed;
     throw;
   }
-  for (const Located& item : located) {
-    ++item.table->version;
-    ++item.table->update_count;
-  }
+  for (const Located& item : located) ++item.table->update_count;
 }
 
 // Finds or brings the rows of all updates at once; false if they do not fit together.
@@ -578,7 +569,7 @@ bool Engine::locate_updates(std::vector<Located>& located) {
     }
     item.own_slots.resize(item.num_rows);
     item.slots = item.own_slots.data();
-    if (item.num_rows > store_.pass_capacity(*item.table) ||
+    if (item.num_rows > store_->pass_capacity(*item.table) ||
         !locate(*item.table, item.rows, item.num_rows, item.own_slots.data(), false)) {
       return false;
     }
@@ -586,12 +577,12 @@ bool Engine::locate_updates(std::vector<Located>& located) {
   return true;
 }
 
-void Engine::update_in_pieces(Located& item) {
-  std::uint64_t capacity = store_.pass_capacity(*item.table);
+void Engine::update_in_pieces(Located& item, bool* changed) {
+  std::uint64_t capacity = store_->pass_capacity(*item.table);
   for (std::uint64_t begin = 0; begin < item.num_rows;) {
     const std::uint64_t count = std::min(capacity, item.num_rows - begin);
     item.own_slots.assign(count, 0);
-    store_.next_clock();
+    store_->next_clock();
     if (!locate(*item.table, item.rows + begin, count, item.own_slots.data(), false)) {
       if (capacity == 1)
         throw CapacityError("table '" + item.table->name + "': no slot could be freed in the dram tier");
@@ -601,8 +592,9 @@ void Engine::update_in_pieces(Located& item) {
     item.slots = item.own_slots.data();
     item.begin = begin;
     item.end = begin + count;
-    store_.settle_owed(*item.table, item.slots, count);
-    ++store_.counters().pieces;
+    store_->settle_owed(*item.table, item.slots, count);
+    ++store_->counters().pieces;
+    *changed = true;
     run_updates({&item});
     begin += count;
   }
@@ -623,6 +615,7 @@ void Engine::run_updates(const std::vector<Located*>& located) {
     return std::uint64_t{2} + csr[u + 1] - csr[u];
   };
   for (const Located* item : located) {
+    ++item->table->version;  // before the first change: a step that fails half way has changed the table
     if (item->begin == item->end) continue;
     total += 2 * (item->end - item->begin);
     if (item->update->lookup != nullptr) {
@@ -648,7 +641,7 @@ void Engine::run_updates(const std::vector<Located*>& located) {
     const Located& item = *part.item;
     Table& table = *item.table;
     const std::uint32_t* slots = item.slots - item.begin;  // indexed by row of the update
-    were_clean[i] = store_.mark_dirty(table, slots, part.begin, part.end);
+    were_clean[i] = store_->mark_dirty(table, slots, part.begin, part.end);
     UpdateTask task = item.update->scalars;
     task.layout = table.record();
     task.records = table.records();
@@ -661,7 +654,7 @@ void Engine::run_updates(const std::vector<Located*>& located) {
     task.update_count = table.update_count;
     update_rows(task);
   });
-  store_.add_dirty(std::accumulate(were_clean.begin(), were_clean.end(), std::uint64_t{0}));
+  store_->add_dirty(std::accumulate(were_clean.begin(), were_clean.end(), std::uint64_t{0}));
 }
 
 }  // namespace mtrains

@@ -18,6 +18,22 @@ constexpr std::size_t kPeekRows = 4096;
 // Slots or rows that one sweep call looks at, so that the engine's lock is held shortly.
 constexpr std::uint64_t kSweepLook = std::uint64_t{1} << 19;
 
+// The rows of block b, after checking it; those of a record longer than a block joined in `joined`.
+const std::byte* checked_block(const std::byte* image, std::uint64_t segment_id, std::uint32_t b,
+                               std::size_t stride, std::vector<std::byte>& joined) {
+  const std::uint32_t chunks = blocks_per_record(stride);
+  joined.resize(chunks * kBlockDataBytes);
+  for (std::uint32_t i = 0; i < chunks; ++i) {
+    const std::byte* block = image + (kSegmentPages - 1 - (b - i)) * kPageBytes;
+    if (!check_block(block, segment_id, b - i)) {
+      throw CorruptionError("block " + std::to_string(b - i) + " of segment " + std::to_string(segment_id) +
+                            " is not what was written (checksum or segment id differs)");
+    }
+    std::memcpy(joined.data() + i * kBlockDataBytes, block, kBlockDataBytes);
+  }
+  return joined.data();
+}
+
 }  // namespace
 
 // --- base pages
@@ -202,7 +218,7 @@ std::uint64_t RowStore::sweep_resident(Table& table, std::size_t max_rows, bool 
 // --- garbage collection
 
 std::int64_t RowStore::evacuate(std::uint32_t number) {
-  if (!log_.has_room(3)) return -1;
+  if (!log_.has_room(log_.segments_to_hold_one())) return -1;
   const Segment segment = log_.segments().at(number);  // a copy: appending may move the table
   if (segment.state != SegmentState::kPublished) return 0;
   MemoryMap image(kSegmentImageBytes, /*huge=*/false);
@@ -216,51 +232,41 @@ std::int64_t RowStore::evacuate(std::uint32_t number) {
   std::vector<std::byte> joined;
   for (std::uint32_t b = 0; b < header.blocks.size(); ++b) {
     const BlockContents& block = header.blocks[b];
-    if (block.rows.empty()) continue;
-    const std::byte* data = block_in_image(image.data(), b);
-    const std::uint32_t chunks = blocks_per_record(block.stride);
-    for (std::uint32_t i = 0; i < chunks; ++i) {
-      if (!check_block(block_in_image(image.data(), b - i), segment.id, b - i)) {
-        throw CorruptionError("block " + std::to_string(b - i) + " of segment " + std::to_string(segment.id) +
-                              " is not what was written (checksum or segment id differs)");
-      }
-    }
-    if (chunks > 1) {
-      joined.resize(chunks * kBlockDataBytes);
-      for (std::uint32_t i = 0; i < chunks; ++i) {
-        std::memcpy(joined.data() + i * kBlockDataBytes, block_in_image(image.data(), b - i),
-                    kBlockDataBytes);
-      }
-      data = joined.data();
-    }
     Table& table = *tables_.at(block.table);
+    const std::byte* data = nullptr;  // checked when the first row of the block turns out to be current
     for (std::uint32_t position = 0; position < block.rows.size(); ++position) {
-      move_if_current(table, block.rows[position], make_location(number, b, position), block.layout,
-                      data + position * block.stride, &moved);
+      const Location location = make_location(number, b, position);
+      if (!is_current(table, block.rows[position], location)) continue;
+      if (data == nullptr) data = checked_block(image.data(), segment.id, b, block.stride, joined);
+      move_row(table, block.rows[position], location, block.layout, data + position * block.stride);
+      ++moved;
     }
   }
   log_.counters().gc_rows += static_cast<std::uint64_t>(moved);
   return moved;
 }
 
-void RowStore::move_if_current(Table& table, std::uint64_t row, Location location, std::uint16_t layout,
-                               const std::byte* record, std::int64_t* moved) {
+// Whether the live copy of a row is at this place of the log, or clean in a slot with it. The row of a dirty
+// slot is about to be written again; its old place stays until then.
+bool RowStore::is_current(Table& table, std::uint64_t row, Location location) {
   const Entry found = entry(table, row);
-  const bool in_pool = !table.resident && (found & kInSlot);
+  if (table.resident || !(found & kInSlot)) {
+    return (found & kLocationMask) == location && (!table.resident || (found & kStampMask) == 0);
+  }
   const auto slot = static_cast<std::uint32_t>(found);
-  const Location current = in_pool ? table.pool->index.location(slot) : found & kLocationMask;
-  // The row of a dirty slot is about to be written again; its old place stays until then.
-  const bool dirty =
-      in_pool ? table.pool->index.hot(slot).stamp() != kClean : (found & kStampMask) != 0 && table.resident;
-  if (current != location || dirty) return;
+  return table.pool->index.location(slot) == location && table.pool->index.hot(slot).stamp() == kClean;
+}
+
+void RowStore::move_row(Table& table, std::uint64_t row, Location location, std::uint16_t layout,
+                        const std::byte* record) {
+  const Entry found = table.directory.get(row);
   const Location next = log_.append(epoch_, table.number, layout, row, table.first_key + row, record);
   log_.supersede(location, epoch_);
-  if (in_pool) {
-    table.pool->index.set_location(slot, next);
+  if (!table.resident && (found & kInSlot)) {
+    table.pool->index.set_location(static_cast<std::uint32_t>(found), next);
   } else {
     table.directory.overwrite(row, (found & ~kLocationMask) | next);
   }
-  ++*moved;
 }
 
 }  // namespace mtrains

@@ -86,12 +86,12 @@ bool RowStore::bring(Table& table, const std::uint64_t* rows, std::uint32_t* slo
     if (entry & kInSlot) {
       slots[i] = static_cast<std::uint32_t>(entry);
       table.pool->num_protected += table.pool->index.touch(slots[i], clock_);
-      if (counted) ++counters_.hits;
     } else {
       absent.push_back(i);
     }
   }
   if (!make_room(*table.pool, absent.size())) return false;
+  if (counted) counters_.hits += missing.size() - absent.size();
   bring_pooled(table, rows, slots, absent, counted);
   return true;
 }

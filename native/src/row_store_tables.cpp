@@ -94,6 +94,12 @@ void RowStore::use_layout(std::uint32_t number, std::uint16_t layout) {
   if (layout == table.layout) return;
   if (table.pool != nullptr) empty_slots_of(table);
   if (table.resident) {
+    // A running checkpoint knows the layouts of its moment, so what is owed to it leaves in the present one.
+    const std::uint32_t owed = stamp_of(epoch_ - 1);
+    table.directory.scan(0, table.num_rows, [&](std::uint64_t row, Entry entry) {
+      if ((entry & kStampMask) >> kStampShift == owed) append_resident(table, row);
+      return num_owed_ > 0;
+    });
     // In place: each present row keeps its weights and gets the new initial state.
     const TableLayout before = table.layouts[table.layout];
     const std::size_t from = before.record.stride(), to = next.record.stride();

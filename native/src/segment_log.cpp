@@ -138,7 +138,11 @@ void SegmentLog::take_record(const std::byte* blocks, const RowRead& read, const
   const std::uint32_t block = block_of(read.location);
   const std::uint16_t layout =
       segment.pending != nullptr ? segment.pending->header.blocks[block].layout : trailer_of(blocks).layout;
-  const std::size_t stride = strides_[read.table].at(layout);
+  if (layout >= strides_[read.table].size()) {
+    throw CorruptionError(path_ + ": segment " + std::to_string(segment.id) + " has a row of layout " +
+                          std::to_string(layout) + ", which its table does not know; run `mtrains verify`");
+  }
+  const std::size_t stride = strides_[read.table][layout];
   if (stride <= kBlockDataBytes) {
     if ((position_of(read.location) + 1) * stride > kBlockDataBytes) {
       throw CorruptionError(path_ + ": the directory names a row beyond the end of block " +
@@ -157,7 +161,9 @@ void SegmentLog::take_record(const std::byte* blocks, const RowRead& read, const
                             std::to_string(segment.id) +
                             " is not what was written (checksum or segment id differs)");
     }
-    std::memcpy(record_.data() + i * kBlockDataBytes, chunk, kBlockDataBytes);
+    // Only the record's bytes: the writer thread may be filling the rest of a pending block.
+    const std::size_t done = i * kBlockDataBytes;
+    std::memcpy(record_.data() + done, chunk, std::min(kBlockDataBytes, stride - done));
   }
   take(context, read.tag, layout, record_.data());
 }

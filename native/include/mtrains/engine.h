@@ -87,7 +87,8 @@ class Engine {
   Engine(std::uint64_t dram_bytes, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
          std::uint32_t max_pending);
   ~Engine();
-  void close();  // whoever waits gets StateError; later calls too
+  // Whoever waits gets StateError, later calls too. Memory, descriptors and threads are given back.
+  void close();
   void set_num_threads(int num_threads);
 
   // --- tables
@@ -116,6 +117,10 @@ class Engine {
   std::uint64_t touched_rows(std::uint32_t table, std::uint64_t begin, std::size_t limit,
                              std::vector<std::int64_t>& rows);
 
+  // Ends the present epoch: what is dirty belongs to the returned one. StateError while rows of the one
+  // before are owed, and after a step that failed half way.
+  std::uint64_t begin_checkpoint();
+
   // --- the writer thread
   std::vector<std::shared_ptr<PendingSegment>> next_sealed(std::size_t max_group, double timeout_seconds);
   void wake();
@@ -128,7 +133,7 @@ class Engine {
   template <typename Call>
   auto locked(const Call& call) {
     const auto lock = enter();
-    return call(store_);
+    return call(*store_);
   }
   EngineTimes times();
   std::uint64_t version(std::uint32_t table);
@@ -152,6 +157,7 @@ class Engine {
   std::unique_lock<std::mutex> enter();
   void wait_for_room();
   void check_open() const;
+  void check_whole() const;
   Table& table_at(std::uint32_t table);
 
   void lay_out(const std::vector<FeatureSpec>& features, const ForwardInput& input, Lookup& lookup,
@@ -185,7 +191,7 @@ class Engine {
   GradSource grad_source(const TableUpdate& update) const;
   bool locate_updates(std::vector<Located>& located);
   void run_updates(const std::vector<Located*>& located);
-  void update_in_pieces(Located& located);
+  void update_in_pieces(Located& located, bool* changed);
 
   std::mutex gate_;  // first come, first served before mutex_, so that passes cannot starve the writer thread
   std::mutex mutex_;       // guards all state below
@@ -194,7 +200,7 @@ class Engine {
   std::condition_variable room_;
   std::condition_variable sealed_;
   ThreadPool threads_;
-  RowStore store_;
+  std::unique_ptr<RowStore> store_;  // none once closed
   bool closed_ = false;
   bool woken_ = false;
   bool torn_ = false;  // a step failed after it had changed rows

@@ -190,8 +190,9 @@ class RowStore {
   SlotPool& pool_of_stride(std::size_t stride);
   std::uint64_t sweep_pool(SlotPool& pool, std::size_t max_rows, bool owed_only);
   std::uint64_t sweep_resident(Table& table, std::size_t max_rows, bool owed_only);
-  void move_if_current(Table& table, std::uint64_t row, Location location, std::uint16_t layout,
-                       const std::byte* record, std::int64_t* moved);
+  bool is_current(Table& table, std::uint64_t row, Location location);
+  void move_row(Table& table, std::uint64_t row, Location location, std::uint16_t layout,
+                const std::byte* record);
 
   std::uint64_t dram_bytes_;
   std::uint64_t epoch_;
