@@ -45,7 +45,7 @@ $(VENV)/.bench: $(VENV)/.installed
 native-asan: SANITIZE := address,undefined
 native-tsan: SANITIZE := thread
 native-asan native-tsan: native-%: $(VENV)/.tools
-	$(BIN)/cmake -S . -B build/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	$(BIN)/cmake -S . -B build/$* -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O1 -g1' \
 	  -DMTRAINS_PYTHON=OFF -DMTRAINS_TESTS=ON -DMTRAINS_SANITIZE=$(SANITIZE)
 	$(BIN)/cmake --build build/$* -j $(JOBS)
 	$(BIN)/ctest --test-dir build/$* --output-on-failure -j $(JOBS)

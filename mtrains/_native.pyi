@@ -20,6 +20,16 @@ def locate_values(path: str, min_key: int = 0, max_key: int = 0xFFFFFFFFFFFFFFFF
 def isa() -> str: ...  # "portable", "avx2" or "avx512"
 def set_isa(name: str) -> None: ...  # ValueError if this CPU lacks it
 
+def scale_sums(sums: NDArray[np.float32], scale: float) -> NDArray[np.float32]: ...  # [U, D], a new array; row_sums.h
+def clamp_sums(sums: NDArray[np.float32], low: float, high: float) -> NDArray[np.float32]: ...
+def norm_of_sums(sums: NDArray[np.float32], order: float) -> float: ...
+def merge_sums(
+    first_rows: NDArray[np.int64], first_sums: NDArray[np.float32], first_scale: float,
+    second_rows: NDArray[np.int64], second_sums: NDArray[np.float32], second_scale: float,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]: ...  # of the union of rows; both ascending
+def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]: ...  # [n]
+def widen(values: NDArray[np.float32]) -> NDArray[np.float64]: ...
+
 def read_segment(path: str, offset: int) -> SegmentImage:
     """Parse and check one segment of the data file `path` at `offset` (verify, rebuild). CorruptionError -> FormatError."""
 

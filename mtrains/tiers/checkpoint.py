@@ -76,9 +76,9 @@ def commit_checkpoint(
         for key, payload in waiting:
             transaction.put(key, payload)
         transaction.put(piece_key(Kind.DELTA, record.number, 0), head)
-        for table, stored in zip_longest(range(len(draft.tables)), stored_tables):
-            if table is not None and draft.tables[table] != stored:
-                transaction.put(key_of(Kind.TABLE, table), draft.tables[table].to_bytes())
+        for number, (table, stored) in enumerate(zip_longest(draft.tables, stored_tables)):
+            if table is not None and table != stored:
+                transaction.put(key_of(Kind.TABLE, number), table.to_bytes())
         _put_segments(transaction, changes)
         transaction.put_pieces(Kind.EXTRA, record.number, draft.extra)
         transaction.put_pieces(Kind.CHECKPOINT, record.number, record.to_bytes())

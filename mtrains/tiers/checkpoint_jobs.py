@@ -10,7 +10,7 @@ from mtrains.tiers.catalog_records import CheckpointRecord
 from mtrains.tiers.checkpoint import CheckpointDraft
 from mtrains.tiers.log_writer import LogWriter
 
-__all__ = ["CallJob", "CheckpointJob", "FlushJob"]
+__all__ = ["CallJob", "CheckpointJob", "FlushJob", "SettleJob"]
 
 
 class _Phase(Enum):
@@ -44,7 +44,7 @@ class CheckpointJob:
         try:
             return self._step()
         except BaseException:
-            self._writer.end_checkpoint(keep=self._phase is not _Phase.SWEEP)
+            self._writer.end_checkpoint(committed=False, closed=self._phase is not _Phase.SWEEP)
             raise
 
     def _step(self) -> bool:
@@ -61,12 +61,37 @@ class CheckpointJob:
                 self._phase = _Phase.COMMIT
             return False
         self._record = self._commit(self._draft)
-        self._writer.end_checkpoint(keep=False)
+        self._writer.end_checkpoint(committed=True, closed=True)
         return True
 
     def result(self) -> CheckpointRecord:
         assert self._record is not None
         return self._record
+
+
+class SettleJob:
+    """Append the rows that a given-up checkpoint still owes. May use the reserve, as that checkpoint could."""
+
+    def __init__(self, engine: _native.Engine, writer: LogWriter, sweep_rows: int) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._sweep_rows = sweep_rows
+        self._begun = False
+
+    def step(self) -> bool:
+        if not self._begun:
+            self._begun = True
+            self._writer.begin_settling()
+            return False  # what waits is tried again before the next step
+        if self._writer.full_error is None and self._engine.sweep(self._sweep_rows) > 0:
+            return False
+        self._writer.end_settling()
+        if self._writer.full_error is not None:
+            raise self._writer.full_error
+        return True
+
+    def result(self) -> None:
+        return None
 
 
 class FlushJob:

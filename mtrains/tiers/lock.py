@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,10 +25,17 @@ class StoreLock:
     # (device, inode) of lock files that this process holds -> its pid (a forked child inherits the table, not
     # the locks)
     _held: ClassVar[dict[tuple[int, int], int]] = {}
+    _mutex: ClassVar[threading.Lock] = threading.Lock()  # of _held and of the files' locks in step with it
 
     def __init__(self, folder: Path) -> None:
         """Take the lock. Raises: StateError at once if anyone holds it; TierIOError if the file cannot be
         opened."""
+        self._descriptor = -1
+        self._pid = os.getpid()
+        with self._mutex:
+            self._take(folder)
+
+    def _take(self, folder: Path) -> None:
         path = folder / "lock"
         in_use = StateError(
             f"the store {folder} is open already, in this process or another; close it there first "
@@ -39,27 +47,36 @@ class StoreLock:
             present = None
         if present is not None and self._held.get((present.st_dev, present.st_ino)) == os.getpid():
             raise in_use
-        self._descriptor = _open_lock_file(path)
+        descriptor = _open_lock_file(path)
         try:
-            kind = fcntl.LOCK_EX if _writable(self._descriptor) else fcntl.LOCK_SH
-            fcntl.lockf(self._descriptor, kind | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_EX if _writable(descriptor) else fcntl.LOCK_SH
+            fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._descriptor)
+            os.close(descriptor)
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise in_use from None
             raise TierIOError(error.errno, f"cannot lock {path}") from None
-        status = os.fstat(self._descriptor)
+        status = os.fstat(descriptor)
         self._key = (status.st_dev, status.st_ino)
-        self._pid = os.getpid()
         self._held[self._key] = self._pid
+        self._descriptor = descriptor
 
     def release(self) -> None:
         """Let the lock go; a second call, or one in a forked child, does nothing."""
         if self._descriptor < 0 or os.getpid() != self._pid:
             return
-        self._held.pop(self._key, None)
-        os.close(self._descriptor)
-        self._descriptor = -1
+        with self._mutex:
+            self._held.pop(self._key, None)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @classmethod
+    def forget_holder(cls) -> None:
+        """In a forked child: a thread of the parent that held the mutex is not there to let it go."""
+        cls._mutex = threading.Lock()
+
+
+os.register_at_fork(after_in_child=StoreLock.forget_holder)
 
 
 def _open_lock_file(path: Path) -> int:

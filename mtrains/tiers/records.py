@@ -47,7 +47,7 @@ class Kind(IntEnum):
     """First byte of a key."""
 
     FORMAT = 1  # 0: what this environment is
-    STATE = 2  # 0: incarnation, counters, dropped epochs
+    STATE = 2  # 0: uuid, seed, incarnation, number of the next checkpoint
     TABLE = 3  # table number
     SEGMENT = 4  # segment number
     CHECKPOINT = 5  # checkpoint number, piece

@@ -234,11 +234,11 @@ class TreeWalk {
     Node entry = node(page, number, index, 0);
     const std::uint64_t entry_key = key(page, number, entry);
     if (entry_key < min_key_ || entry_key > max_key_) return;
+    entry = node(page, number, index, sizeof(std::uint64_t));
     if (entry.flags != kBigValue) {
       fail(number,
            "holds the value of key " + std::to_string(entry_key) + " itself, must be an overflow chain");
     }
-    entry = node(page, number, index, sizeof(std::uint64_t));
     if (num_seen_ != 0 && entry_key <= last_key_) {
       fail(number, "has key " + std::to_string(entry_key) + " after key " + std::to_string(last_key_));
     }
