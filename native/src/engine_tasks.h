@@ -1,0 +1,35 @@
+// How the engine cuts its work into tasks, and times it.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+namespace mtrains {
+
+// Work is cut into a few tasks a thread, by positions, so that threads finish together.
+inline std::uint64_t positions_per_task(std::uint64_t total, int num_threads) {
+  constexpr std::uint64_t kMinimum = 2048;
+  return std::max(kMinimum, total / (4 * static_cast<std::uint64_t>(num_threads)) + 1);
+}
+
+// Tasks for `count` equal items.
+inline std::size_t num_tasks(std::size_t count, int num_threads) {
+  return std::min(4 * static_cast<std::size_t>(num_threads), count);
+}
+
+// Adds the time of its scope to a total.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& total) : total_(total), begin_(Clock::now()) {}
+  ~Stopwatch() { total_ += std::chrono::duration<double>(Clock::now() - begin_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double& total_;
+  Clock::time_point begin_;
+};
+
+}  // namespace mtrains
