@@ -28,15 +28,33 @@ class _LookupModule(TieredTable):
 
     def __init__(
         self,
-        spec: TableSpec,
-        store: Store,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: str,
+        padding_idx: int | None,
         *,
         max_norm: float | None,
         norm_type: float,
         scale_grad_by_freq: bool,
         sparse: bool,
         weight: torch.Tensor | None,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        store: Store | None,
+        name: str | None,
+        init: Init | None,
     ) -> None:
+        _check_supported(max_norm, scale_grad_by_freq, device, weight, init)
+        store = Store() if store is None else store
+        spec = TableSpec(
+            store.next_name() if name is None else name,
+            num_embeddings,
+            embedding_dim,
+            mode=mode,
+            init=init,
+            dtype=_dtype(dtype, weight),
+            padding_idx=padding_idx,
+        )
         super().__init__(spec, store)
         self.max_norm = max_norm
         self.norm_type = norm_type
@@ -87,25 +105,21 @@ class TieredEmbeddingBag(_LookupModule):
         name: str | None = None,
         init: Init | None = None,
     ) -> None:
-        _check_supported(max_norm, scale_grad_by_freq, device, _weight, init)
-        store = Store() if store is None else store
-        spec = TableSpec(
-            store.next_name() if name is None else name,
+        super().__init__(
             num_embeddings,
             embedding_dim,
-            mode=mode,
-            init=init,
-            dtype=_dtype(dtype, _weight),
-            padding_idx=padding_idx,
-        )
-        super().__init__(
-            spec,
-            store,
+            mode,
+            padding_idx,
             max_norm=max_norm,
             norm_type=norm_type,
             scale_grad_by_freq=scale_grad_by_freq,
             sparse=sparse,
             weight=_weight,
+            device=device,
+            dtype=dtype,
+            store=store,
+            name=name,
+            init=init,
         )
         self.mode = mode
         self.include_last_offset = include_last_offset
@@ -232,24 +246,21 @@ class TieredEmbedding(_LookupModule):
         name: str | None = None,
         init: Init | None = None,
     ) -> None:
-        _check_supported(max_norm, scale_grad_by_freq, device, _weight, init)
-        store = Store() if store is None else store
-        spec = TableSpec(
-            store.next_name() if name is None else name,
+        super().__init__(
             num_embeddings,
             embedding_dim,
-            init=init,
-            dtype=_dtype(dtype, _weight),
-            padding_idx=padding_idx,
-        )
-        super().__init__(
-            spec,
-            store,
+            "sum",
+            padding_idx,
             max_norm=max_norm,
             norm_type=norm_type,
             scale_grad_by_freq=scale_grad_by_freq,
             sparse=sparse,
             weight=_weight,
+            device=device,
+            dtype=dtype,
+            store=store,
+            name=name,
+            init=init,
         )
         if _freeze:
             self.weight.requires_grad_(False)
@@ -310,7 +321,10 @@ class TieredEmbedding(_LookupModule):
 
     def _check_written(self, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None:
         super()._check_written(rows, values)
-        if self.padding_idx is not None and values[rows == self.padding_idx].any():
+        if self.padding_idx is None:
+            return
+        # Every bit but the sign: when subnormals are flushed, a comparison takes them for 0.
+        if (values[rows == self.padding_idx].view(np.uint32) << 1).any():
             raise ValueError(
                 f"table {self.table.name!r}: the row of padding_idx={self.padding_idx} reads as zeros, other "
                 "values cannot be written to it"
