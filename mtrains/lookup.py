@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, cast
 import torch
 from torch._ops import OpOverload
 
+from mtrains import _native
 from mtrains._native import Lookup, LookupSpec
 from mtrains.eager import outside_graphs
 from mtrains.errors import StateError
@@ -159,7 +160,7 @@ class PooledLookup:
         starts: Sequence[int] = ()
         if weights is not None:
             # A copy while the graph lives: the caller may change its weights after the forward.
-            weights = weights.detach().to(torch.float32, copy=keep).contiguous()
+            weights = _narrowed(weights.detach()).to(torch.float32, copy=keep).contiguous()
             if keep:
                 starts = self._starts(bags)
         store = self._store
@@ -250,6 +251,8 @@ class PooledLookup:
                 grad_stride=grad.stride(0),
                 out_ptr=result.data_ptr() + 4 * start,
             )
+        if like.dtype is torch.float64:
+            result = torch.from_numpy(_native.widen(result.numpy()))
         return result.to(like.dtype).view(like.shape)
 
 
@@ -304,6 +307,17 @@ def _backward(ctx: _Context, grad_out: torch.Tensor) -> tuple[Any, ...]:
 
 _backward_once = torch.autograd.function.once_differentiable(_backward)
 _backward_outside_graphs = outside_graphs(_backward_once)
+
+
+def _narrowed(values: torch.Tensor) -> torch.Tensor:
+    """Return float64 as float32, other dtypes as they are.
+
+    torch converts between float32 and float64 in the mode of its thread, which may flush subnormals; what it
+    converts between float32 and 16 bits does not depend on that.
+    """
+    if values.dtype is not torch.float64:
+        return values
+    return torch.from_numpy(_native.narrow(values.reshape(-1).contiguous().numpy())).view(values.shape)
 
 
 def _check_single_process(lookup: PooledLookup) -> None:

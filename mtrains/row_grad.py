@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch._ops import OpOverload
 
+from mtrains import _native
 from mtrains._native import Lookup, Update
 from mtrains.eager import outside_graphs
 from mtrains.errors import StateError
@@ -19,6 +21,8 @@ __all__ = ["GradPiece", "RowGrad", "RowSums"]
 
 # (rows int64[U] ascending, sums float32[U, D])
 RowSums: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.float32]]"
+
+_MIN_NORMAL = 2.0**-126  # of float32
 
 
 class GradPiece:
@@ -128,8 +132,7 @@ class _Body:
         rows, sums = self.sums()
         if self.scale == 1.0:
             return rows, sums
-        with np.errstate(over="ignore", invalid="ignore"):  # as torch: inf and nan are results
-            return rows, sums * np.float32(self.scale)
+        return rows, _native.scale_sums(sums, self.scale)
 
     def replace(self, rows: NDArray[np.int64], sums: NDArray[np.float32]) -> None:
         self.prefix, self.pieces, self.scale = (rows, sums), [], 1.0
@@ -151,9 +154,7 @@ class _Body:
             pieces, self.pieces, self.prefix = self.pieces, list(other.pieces), other.prefix
             self._append(pieces)
         else:
-            added = other.copy()
-            added.scale = scale
-            self.replace(*_merged(self.scaled_sums(), added.scaled_sums()))
+            self.replace(*_native.merge_sums(*self.sums(), self.scale, *other.sums(), scale))
 
     def _append(self, pieces: Sequence[GradPiece]) -> None:
         if self._fixed_before(pieces[0].sequence):
@@ -169,15 +170,6 @@ class _Body:
 
 def _sequence_of(piece: GradPiece) -> int:
     return piece.sequence
-
-
-def _merged(first: RowSums, second: RowSums) -> RowSums:
-    rows = np.union1d(first[0], second[0])
-    sums = np.zeros((len(rows), first[1].shape[1]), np.float32)
-    sums[np.searchsorted(rows, first[0])] = first[1]
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums[np.searchsorted(rows, second[0])] += second[1]
-    return rows, sums
 
 
 class RowGrad(torch.Tensor):
@@ -215,7 +207,9 @@ class RowGrad(torch.Tensor):
         arguments: optimizer and its scalars, as of mtrains._native.Update.
         """
         body = self.body
-        if body.prefix is None and len(body.pieces) == 1:
+        # float32 arguments are converted in the mode of this thread, which may flush subnormals.
+        tiny = 0.0 < abs(body.scale) < _MIN_NORMAL
+        if body.prefix is None and len(body.pieces) == 1 and not tiny:
             piece = body.pieces[0]
             piece.check(body.graph)
             update = Update(
@@ -230,12 +224,12 @@ class RowGrad(torch.Tensor):
                 **arguments,
             )
             return update, piece
-        rows, sums = body.sums()
+        rows, sums = body.scaled_sums() if tiny else body.sums()
         if len(rows) == 0:
             return None
         update = Update(
             table=body.graph.table.number,
-            scale=body.scale,
+            scale=1.0 if tiny else body.scale,
             rows_ptr=rows.ctypes.data,
             sums_ptr=sums.ctypes.data,
             num_rows=len(rows),
@@ -298,10 +292,17 @@ def _refusal(func: OpOverload) -> NotImplementedError:
 def _number(value: object, func: OpOverload) -> float:
     if isinstance(value, torch.Tensor):
         if value.ndim == 0 and type(value) is not RowGrad:
-            return float(value)
+            return float(value) or _tiny_number(value)
     elif isinstance(value, (int, float)):
         return float(value)
     raise _refusal(func)
+
+
+def _tiny_number(value: torch.Tensor) -> float:
+    """Return what torch read as 0, which it does with subnormal numbers when it flushes them."""
+    if value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return float(value)
+    return float(_native.widen(value.detach().to(CPU, torch.float32).reshape(1).numpy())[0])
 
 
 def _detach(func: OpOverload, grad: RowGrad) -> RowGrad:
@@ -362,12 +363,12 @@ def _zero_(func: OpOverload, grad: RowGrad) -> RowGrad:
 
 
 def _clamp_(func: OpOverload, grad: RowGrad, min: object = None, max: object = None) -> RowGrad:
-    low = -np.inf if min is None else _number(min, func)
-    high = np.inf if max is None else _number(max, func)
+    low = -math.inf if min is None else _number(min, func)
+    high = math.inf if max is None else _number(max, func)
     if not low <= 0.0 <= high:  # rows without a gradient would leave 0
         raise _refusal(func)
     rows, sums = grad.body.scaled_sums()
-    grad.body.replace(rows, np.clip(sums, np.float32(low), np.float32(high)))
+    grad.body.replace(rows, _native.clamp_sums(sums, low, high))
     return grad
 
 
@@ -391,12 +392,8 @@ def _vector_norm(
     order = float(ord)
     if order < 0 or dim is not None or keepdim:
         raise _refusal(func)
-    _, sums = grad.body.scaled_sums()
-    result = torch.zeros((), dtype=dtype or grad.dtype)
-    if len(sums) == 0:
-        return result
-    # In float64: the order of the sum, which depends on torch's thread count, then rarely changes the result.
-    return result.fill_(torch.linalg.vector_norm(torch.from_numpy(sums), order, dtype=torch.float64))
+    norm = _native.norm_of_sums(grad.body.scaled_sums()[1], order)
+    return torch.full((), norm, dtype=dtype or grad.dtype)
 
 
 def _foreach_norm(
@@ -423,7 +420,7 @@ def _unscale(
         if type(grad) is RowGrad:
             if not np.isfinite(grad.body.scaled_sums()[1]).all():
                 found_inf.fill_(1.0)
-            grad.body.scale *= float(inv_scale)
+            grad.body.scale *= _number(inv_scale.reshape(()), func)
 
 
 _aten = torch.ops.aten

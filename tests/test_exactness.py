@@ -166,6 +166,192 @@ def test_checkpoints_and_flushes_beside_training_change_no_bit(tmp_path):
         assert replay(store, between=disturb) == in_memory()
 
 
+# What a training loop does to a gradient that backward() gave. `grads` are the gradients of three lookups, their
+# values and sums subnormal for float32 but for one column.
+
+
+def scale_and_accumulate(train, grads):
+    for grad, factor in zip(grads, (0.5, 0.25, 3.0), strict=True):
+        train.backward(grad)
+        train.bags.weight.grad.mul_(factor)
+    train.update.step()
+
+
+def add_a_multiple(train, grads):
+    train.backward(grads[0])
+    other = train.bags.weight.grad.clone()
+    train.update.zero_grad()
+    train.backward(grads[1])
+    train.bags.weight.grad.div_(3.0).add_(other, alpha=0.3)
+    train.update.step()
+
+
+def scale_by_subnormal_factors(train, grads):
+    train.backward(grads[0] * 0 + 0.75)
+    train.bags.weight.grad.mul_(3e-39)
+    train.update.step()
+    train.update.zero_grad()
+    train.backward(grads[1] * 0 + 0.75)
+    train.bags.weight.grad.mul_(SUBNORMAL_FACTOR)
+    train.update.step()
+
+
+def clip_norm(norm_type, max_norm):
+    def apply(train, grads):
+        for grad in grads:
+            train.update.zero_grad()
+            train.backward(grad)
+            train.record(torch.linalg.vector_norm(train.bags.weight.grad, norm_type))
+            torch.nn.utils.clip_grad_norm_(train.bags.parameters(), max_norm, norm_type)
+            train.update.step()
+
+    return apply
+
+
+def clip_value(train, grads):
+    for grad in grads:
+        train.update.zero_grad()
+        train.backward(grad)
+        torch.nn.utils.clip_grad_value_(train.bags.parameters(), 2e-39)
+        train.update.step()
+
+
+def grad_scaler(train, grads):
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    scaler.scale(torch.ones(()))
+    for grad in grads:
+        train.update.zero_grad()
+        train.backward(grad)
+        scaler.unscale_(train.update)
+        torch.nn.utils.clip_grad_value_(train.bags.parameters(), 1.0)
+        scaler.step(train.update)
+        scaler.update()
+
+
+def per_sample_weights(dtype):
+    def apply(train, grads):
+        weights = SUBNORMAL_WEIGHTS[dtype].clone().requires_grad_()
+        for grad in grads:
+            train.update.zero_grad()
+            weights.grad = None
+            train.backward(grad * 0 + 0.75, weights)
+            train.record(weights.grad)
+            train.update.step()
+            train.update.zero_grad()
+            weights.grad = None
+            train.backward(grad, weights)  # of the rows that are subnormal now
+            train.record(weights.grad)
+
+    return apply
+
+
+def sparse_gradient(train, grads):
+    train.backward(grads[0])
+    train.bags.weight.grad.mul_(0.5)
+    train.record(train.bags.weight.grad.to_sparse().values())
+    train.update.step()
+
+
+TREATMENTS = {
+    "scale_and_accumulate": scale_and_accumulate,
+    "add_a_multiple": add_a_multiple,
+    "scale_by_subnormal_factors": scale_by_subnormal_factors,
+    "clip_norm": clip_norm(2.0, 0.5),
+    "clip_norm_count": clip_norm(0.0, 3.0),
+    "clip_norm_largest": clip_norm(float("inf"), 0.5),
+    "clip_value": clip_value,
+    "grad_scaler": grad_scaler,
+    "float32_weights": per_sample_weights(torch.float32),
+    "float64_weights": per_sample_weights(torch.float64),
+    "bfloat16_weights": per_sample_weights(torch.bfloat16),
+    "sparse_gradient": sparse_gradient,
+}
+SUBNORMAL_FACTOR = torch.tensor(3e-39)
+SUBNORMAL_WEIGHTS = {
+    dtype: torch.tensor([3e-39, -5e-40, 1.0, 2e-39, 7e-41, 0.5], dtype=torch.float64).to(dtype)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16)
+}
+FLUSH_BAGS = torch.tensor([1, 2, 3, 1, 4, 2]), torch.tensor([0, 2, 3])
+
+
+class FlushedTraining:
+    """A table of zeros, so that subnormal updates show, and a hash of what its lookups gave."""
+
+    def __init__(self, store, dtype):
+        init = mtrains.init.constant(0.0)
+        self.bags = mtrains.TieredEmbeddingBag(
+            9, 5, mode="sum", store=store, name="t", dtype=dtype, init=init
+        )
+        self.update = mtrains.optim.SGD(self.bags.parameters(), lr=0.5)
+        self.outputs = hashlib.sha256()
+
+    def backward(self, grad, weights=None):
+        out = self.bags(*FLUSH_BAGS, per_sample_weights=weights)
+        self.record(out)
+        out.backward(grad)
+
+    def record(self, values):
+        self.outputs.update(values.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def train_with(treatment, dtype, flush):
+    """Return the hash of outputs, the digest and the rows after `treatment` with subnormals flushed or not."""
+    random = torch.Generator().manual_seed(5)
+    grads = [torch.randn(3, 5, generator=random) * 4e-39 for _ in range(3)]
+    for grad in grads:
+        grad[:, 4] = 1.0
+    grads = [grad.to(dtype) for grad in grads]
+    with mtrains.Store(dram="1MiB", seed=3) as store:
+        train = FlushedTraining(store, dtype)
+        torch.set_flush_denormal(flush)
+        TREATMENTS[treatment](train, grads)
+        digest = store.digest()
+        torch.set_flush_denormal(False)
+        return train.outputs.hexdigest(), digest, train.bags.read_dense()
+
+
+@pytest.mark.parametrize("treatment", TREATMENTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_flush_denormal_changes_no_bit_of_treated_gradients(treatment, dtype, restore_settings):
+    outputs, digest, rows = train_with(treatment, dtype, flush=False)
+    assert ((rows != 0) & (rows.abs() < 2.0**-126)).any()
+    assert train_with(treatment, dtype, flush=True)[:2] == (outputs, digest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_flush_denormal_changes_no_bit_of_sixteen_bit_weights(dtype, restore_settings):
+    """Outputs and gradients that are converted from and to 16 bits, among them float16's own subnormals."""
+    seen = set()
+    for flush in (False, True):
+        with mtrains.Store(dram="100KiB", seed=3) as store:
+            bags, update = open_model(store, "sgd", dtype)
+            hashed = hashlib.sha256()
+            for batch in BATCHES[:4]:
+                grad = (batch.grad * (1e-6 if dtype is torch.float16 else 1e-38)).to(dtype)
+                torch.set_flush_denormal(flush)
+                update.zero_grad()
+                out = bags(batch.indices, batch.offsets)
+                out.backward(grad)
+                for weight in bags.parameters():
+                    values = weight.grad.to_sparse().values()
+                    hashed.update(values.view(torch.uint8).numpy().tobytes())
+                hashed.update(out.detach().view(torch.uint8).numpy().tobytes())
+                update.step()
+                torch.set_flush_denormal(False)
+            seen.add((hashed.hexdigest(), store.digest()))
+    assert len(seen) == 1
+
+
+def test_flush_denormal_lets_no_subnormal_into_the_row_of_padding(restore_settings):
+    with mtrains.Store(dram="1MiB", seed=3) as store:
+        rows = mtrains.TieredEmbedding(4, 2, padding_idx=1, store=store, name="t")
+        values = torch.tensor([[3e-39, 0.0]])
+        torch.set_flush_denormal(True)
+        with pytest.raises(ValueError, match="reads as zeros"):
+            rows.write_rows(torch.tensor([1]), values)
+        rows.write_rows(torch.tensor([1]), torch.tensor([[0.0, -0.0]]))
+
+
 def test_another_seed_or_name_gives_other_rows():
     with mtrains.Store(dram="1MiB", seed=4) as store:
         assert replay(store) != in_memory()

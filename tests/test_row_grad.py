@@ -135,6 +135,27 @@ def test_add(emb):
             one + other
 
 
+def test_sums_of_different_scales_keep_inf_and_nan(emb):
+    first, second = torch.zeros(B, D), torch.ones(B, D)
+    first[0, 0], first[1, 1], second[0, 0], second[2, 2] = (float(x) for x in ("inf", "nan", "-inf", "3e38"))
+    indices = torch.arange(B)[:, None]
+    emb(indices).backward(first)
+    emb.weight.grad.mul_(0.5)
+    emb(indices + 1).backward(torch.zeros(B, D))
+    emb.weight.grad.mul_(0.5)
+    emb(indices).backward(second)
+    emb.weight.grad.mul_(4.0)
+    rows, sums = emb.weight.grad.row_sums()
+    np.testing.assert_array_equal(rows, np.arange(B + 1))
+    expected = np.full((B + 1, D), 4.0, np.float32)
+    expected[B] = 0.0
+    expected[0, 0] = expected[1, 1] = np.nan
+    expected[2, 2] = np.inf
+    np.testing.assert_array_equal(sums, expected)
+    emb.weight.grad.clamp_(-1.0, 2.0)
+    np.testing.assert_array_equal(emb.weight.grad.row_sums()[1], np.clip(expected, -1.0, 2.0))
+
+
 def test_zero_and_aliases(emb):
     lookup = draw(0)
     emb(lookup[0]).backward(lookup[1])
