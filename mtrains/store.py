@@ -38,6 +38,10 @@ class Store:
     One process opens a store at a time. Passes of modules and optimizers may run in several threads, one
     after another. After kill -9 or power loss a store opens at its last checkpoint. A store is not for forked
     children (DataLoader workers): every call raises StateError there, and the parent is unharmed.
+
+    A full disk or `ssd=` makes a pass that needs room raise TierIOError (ENOSPC), and checkpoint() and flush()
+    CapacityError or TierIOError; nothing is lost, and all goes on once there is room. After any other failed
+    write the store can be read, not written, until it is opened again.
     """
 
     def __init__(
@@ -154,11 +158,14 @@ class Store:
         return self._open().engine
 
     def check_open(self) -> None:
-        """Raises: StateError in a forked child, after close(), and after a failed write (it names the first
-        error)."""
-        session = self._open()
-        if session.writer.error is not None:
-            raise session.writer.final_error()
+        """Raises: StateError in a forked child and after close()."""
+        self._open()
+
+    def check_writable(self) -> None:
+        """Raises: StateError as `check_open`, and after a failed write (it names the first error)."""
+        writer = self._open().writer
+        if writer.error is not None:
+            raise writer.final_error()
 
     # --- tables
 
@@ -169,7 +176,7 @@ class Store:
         Raises: StateError if a table of this name has another shape, dtype, init, padding_idx or mode.
         """
         with self._lock:
-            self.check_open()
+            self.check_writable()
             return self._registry.add(spec)
 
     def tables(self) -> list[Table]:
@@ -197,7 +204,7 @@ class Store:
         "error".
         """
         with self._lock:
-            self.check_open()
+            self.check_writable()
             return self._registry.bind(table, kind, fields, initial_state, reset=self._reset_optimizers)
 
     # --- checkpoints
@@ -208,9 +215,10 @@ class Store:
         """Commit the present rows, optimizer states and counters of all tables, with the caller's `step` and
         `extra`.
 
-        Call it between steps. Other threads may train while it waits; what they change is not in it. A tag
-        that was used before moves to the new checkpoint. `wait=False` returns once the moment is fixed; an
-        error then comes up at the next checkpoint, flush, restore or close.
+        Call it between steps: no step of an optimizer and no write_rows may run until its moment is fixed, else
+        rows and counters of different moments are in it. With `wait=False` it returns at that moment, and
+        threads may train while it is written; what they change is not in it. An error then comes up at the next
+        checkpoint, flush, restore or close. A tag that was used before moves to the new checkpoint.
         Raises: CapacityError or TierIOError (no room): the rows stay, try again after making room.
         StateError.
         """
@@ -220,7 +228,7 @@ class Store:
         if extra is not None and not isinstance(extra, (bytes, bytearray, memoryview)):
             raise TypeError(f"extra must be bytes, got {type(extra).__name__}")
         with self._lock:
-            self.check_open()
+            self.check_writable()
             self._settle()
             self._begin(tag, step, bytes(extra or b""), pinned=False)
             if wait:
@@ -239,7 +247,7 @@ class Store:
         none such.
         """
         with self._lock:
-            self.check_open()
+            self.check_writable()
             self._settle()
             target = self._find(tag)
             session = self._open()
@@ -256,7 +264,7 @@ class Store:
         Raises: StateError naming the tags if there is none such.
         """
         with self._lock:
-            self.check_open()
+            self.check_writable()
             self._settle()
             self._registry.release(self._find(tag), by_tag=tag).wait()
 
@@ -266,7 +274,7 @@ class Store:
         Commits one if anything changed since the last.
         """
         with self._lock:
-            self.check_open()
+            self.check_writable()
             self._settle()
             session = self._open()
             if self._changed() or self._registry.has_unstored():
@@ -282,7 +290,7 @@ class Store:
         Raises: CapacityError or TierIOError if there is no room; rows stay in memory then.
         """
         with self._lock:
-            self.check_open()
+            self.check_writable()
             self._settle()
             self._open().flush().wait()
 
@@ -316,7 +324,7 @@ class Store:
             if session is None:
                 return
             try:
-                if session.writer.error is None:
+                if not session.closed and session.writer.error is None:
                     self._settle()
                     if self.path is not None and self._changed():
                         print(
@@ -325,7 +333,7 @@ class Store:
                             file=sys.stderr,
                         )
             finally:
-                self._session = None
+                self._session = self._running = None
                 follow_num_threads(self, follow=False)
                 self._finalizer()
 
@@ -352,10 +360,13 @@ class Store:
             )
         if self._session is None:
             raise StateError("the store is closed")
+        if self._session.closed:
+            raise StateError("the store is closed, because restore() failed; open it again")
         return self._session
 
     def _begin(self, tag: str | int | None, step: int | None, extra: bytes, *, pinned: bool) -> None:
         session = self._open()
+        session.prepare_checkpoint()
         versions = self._registry.versions()
         cuts = self._registry.cuts()
         self._running = session.begin_checkpoint(tag=tag, step=step, extra=extra, pinned=pinned, cuts=cuts)

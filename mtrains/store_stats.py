@@ -19,7 +19,7 @@ class StoreStats:
 
     tiers: "dram" and "ssd", each with its counters: hits, new (first touches), fetches, evictions,
     dirty_evictions; rows_read, block_reads, bytes_read, rows_appended, bytes_appended, gc_rows,
-    bytes_written, segments_deleted, ...
+    bytes_written, segments_deleted, segments_damaged (that garbage collection could not read), ...
     seconds: where time went: compute, io_wait (reads of the log), write_back (waits for room in the log),
     writing (the writer thread's commits), ... io_engine: the effective one; refused_engines: which others
     were refused, and why.
@@ -62,6 +62,7 @@ def collect_stats(session: Session) -> StoreStats:
         "segments_written": writer.segments_written,
         "segments_deleted": writer.segments_deleted,
         "segments_evacuated": writer.segments_evacuated,
+        "segments_damaged": writer.segments_damaged,
         "commits": writer.commits,
         "bytes_written": written,
     }

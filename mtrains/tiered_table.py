@@ -106,7 +106,7 @@ class TieredTable(nn.Module):
             IndexError: an index is out of range; nothing has changed then. StateError: the store is
             read-only.
         """
-        self.store.check_open()
+        self.store.check_writable()
         numbers = _rows_array(indices)
         if not torch.is_floating_point(rows):
             raise TypeError(f"rows must be a floating-point tensor, got {rows.dtype}")

@@ -27,7 +27,7 @@ def spec(name="a", rows=20_000, dim=DIM, **more):
 def write(store, table, rows, seed):
     """Give rows values that tell row and seed apart."""
     rows = np.asarray(rows, np.int64)
-    store.check_open()
+    store.check_writable()
     store.engine.write_rows(table.number, rows, values(rows, seed, table.spec.embedding_dim))
 
 
@@ -437,7 +437,7 @@ def flip(path, offset):
 
 def test_a_flipped_byte_in_a_block_is_found_named_and_the_rest_is_readable(tmp_path):
     path = tmp_path / "s"
-    with Store(path, dram="64KiB", seed=1) as store:
+    with Store(path, dram="8MiB", seed=1) as store:
         table = store.add_table(spec())
         write(store, table, range(20_000), 1)
         store.checkpoint("x")
@@ -461,6 +461,28 @@ def test_a_flipped_byte_in_a_block_is_found_named_and_the_rest_is_readable(tmp_p
                 continue
         assert good > 390
     assert len(problems) == 1
+
+
+def test_gc_leaves_a_damaged_segment_alone_and_the_store_goes_on(tmp_path, capfd):
+    random = np.random.default_rng(0)
+    with Store(tmp_path / "s", dram="2MiB", seed=1) as store:
+        table = store.add_table(spec("a", 40_000, 64))
+        write(store, table, range(40_000), 0)
+        store.checkpoint(0)
+        segment = next(s for s in store.engine.segments() if s["rows"] > 3000)
+        data, offset = tmp_path / "s" / "rows.lmdb" / "data.mdb", int(segment["offset"])
+        image = _native.read_segment(str(data), offset)
+        lost = image.rows[(image.locations >> np.uint64(10)) % 256 == 0]
+        flip(data, offset + 256 * 4096 - 16 - 4096)  # in block 0
+        for i in range(1, 100):
+            write(store, table, np.setdiff1d(random.integers(0, 40_000, 4000), lost), i)
+            if i % 10 == 0:
+                store.checkpoint(i)
+        stats = store.stats().tiers["ssd"]
+        assert stats["segments_damaged"] == 1
+        assert stats["segments_evacuated"] > 1
+        assert capfd.readouterr().err.count(f"segment {segment['id']} of") == 1
+        store.checkpoint("end")
 
 
 @pytest.mark.parametrize("where", ["header", "catalog"])
@@ -543,11 +565,15 @@ def test_a_failed_sync_makes_the_store_read_only_and_reopening_finds_the_last_ch
     for call in (
         lambda: store.checkpoint("again"),
         store.flush,
-        store.check_open,
+        store.check_writable,
+        lambda: store.add_table(spec("b")),
         lambda: store.release("good"),
     ):
         with pytest.raises(StateError, match=r"syncing rows\.lmdb"):
             call()
+    store.check_open()  # it can be read
+    assert (read(store, table, range(100)) == values(range(100), 2)).all()
+    assert store.digest() != digest
     store.close()
     with Store(path) as store:
         assert store.digest() == digest
@@ -578,6 +604,71 @@ def test_the_cap_is_hard_names_the_remedy_loses_nothing_and_goes_on_after_room_w
     assert verify_store(path) == []
     with pytest.raises(CapacityError, match="needs at least"):
         Store(path, ssd="64MiB")
+
+
+def test_scattered_updates_under_the_cap_go_on_while_much_of_the_log_is_dead(tmp_path):
+    random = np.random.default_rng(0)
+    with Store(tmp_path / "s", dram="2MiB", ssd=112 * MIB, seed=1, keep=1) as store:
+        table = store.add_table(spec("a", 80_000, 64))  # 20 MiB
+        for i in range(1, 161):
+            write(store, table, np.unique(random.integers(0, 80_000, 4000)), i)
+            if i % 8 == 0:
+                store.checkpoint(i)
+        stats = store.stats()
+        assert stats.tiers["ssd"]["segments_evacuated"] > 0
+        assert stats.disk_bytes <= 112 * MIB
+        digest = store.digest()
+        store.checkpoint("end")
+    assert verify_store(tmp_path / "s") == []
+    with Store(tmp_path / "s") as store:
+        assert store.digest() == digest
+
+
+def test_under_the_cap_without_checkpoints_what_is_dead_makes_room(tmp_path):
+    random = np.random.default_rng(0)
+    with Store(tmp_path / "s", dram="2MiB", ssd=96 * MIB, seed=1) as store:
+        table = store.add_table(spec("a", 80_000, 64))
+        for i in range(100):
+            write(store, table, np.unique(random.integers(0, 80_000, 4000)), i)
+        digest = store.digest()
+        store.checkpoint("end")
+        assert store.stats().disk_bytes <= 96 * MIB
+        assert store.digest() == digest
+    assert verify_store(tmp_path / "s") == []
+
+
+def test_a_restore_for_which_there_is_no_room_changes_nothing(tmp_path, monkeypatch):
+    with Store(tmp_path / "s", seed=1) as store:
+        table = store.add_table(spec())
+        for i in range(2):
+            write(store, table, range(100), i)
+            store.checkpoint(i)
+        write(store, table, range(100), 7)
+
+        def fail(*args, **kwargs):
+            raise CapacityError("no room for the catalog")
+
+        monkeypatch.setattr(store._session.catalog, "_allocate", fail)
+        with pytest.raises(CapacityError, match="no room"):
+            store.restore(0)
+        monkeypatch.undo()
+        assert [c.tag for c in store.checkpoints()] == [0, 1]
+        assert (read(store, table, range(100)) == values(range(100), 7)).all()
+        store.restore(0)
+        assert (read(store, table, range(100)) == values(range(100), 0)).all()
+    assert verify_store(tmp_path / "s") == []
+
+
+def test_a_restore_that_fails_half_way_leaves_a_closed_store(tmp_path, monkeypatch):
+    store = Store(tmp_path / "s", seed=1)
+    write(store, store.add_table(spec()), range(100), 0)
+    store.checkpoint(0)
+    monkeypatch.setattr(store._session, "_start", lambda: (_ for _ in ()).throw(MemoryError("none")))
+    with pytest.raises(MemoryError), store:
+        store.restore(0)
+    store.close()
+    with Store(tmp_path / "s") as store:
+        assert [c.tag for c in store.checkpoints()] == [0]
 
 
 def test_a_full_disk_is_named_and_training_goes_on_after_room_was_made(tmp_path, monkeypatch):
@@ -629,13 +720,13 @@ def test_updating_the_same_rows_for_long_takes_bounded_disk(tmp_path):
                 store.checkpoint(i)
         stats = store.stats()
         assert stats.tiers["ssd"]["bytes_written"] > 90 * MIB
-        assert stats.disk_bytes < 1.5 * (stats.live_bytes + stats.held_bytes) + 80 * MIB
+        assert stats.disk_bytes < 128 * MIB
     assert verify_store(tmp_path / "s") == []
 
 
 def test_gc_keeps_disk_near_what_is_live_when_updates_are_scattered(tmp_path):
     random = np.random.default_rng(0)
-    with Store(tmp_path / "s", dram="1MiB", seed=1) as store:
+    with Store(tmp_path / "s", dram="2MiB", seed=1) as store:
         table = store.add_table(spec("a", 100_000, 64))
         write(store, table, range(100_000), 0)
         for i in range(60):
@@ -702,7 +793,7 @@ def test_kill_9_at_random_moments_leaves_the_last_checkpoint(tmp_path):
                 steps.append(done[-1].step)
     assert steps == sorted(steps)
     assert steps
-    assert steps[-1] > 6
+    assert steps[-1] > 3
 
 
 def test_inspect_tells_what_the_store_told(tmp_path):

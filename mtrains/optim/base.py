@@ -267,7 +267,7 @@ def _decay_dense(params: Iterable[torch.Tensor], factor: float) -> None:
 
 
 def _check_writable(store: Store) -> None:
-    store.check_open()
+    store.check_writable()
     if store.read_only:
         raise StateError(
             "the store is open read-only, its tables cannot be trained; open it without read_only"

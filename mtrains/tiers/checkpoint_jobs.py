@@ -10,7 +10,7 @@ from mtrains.tiers.catalog_records import CheckpointRecord
 from mtrains.tiers.checkpoint import CheckpointDraft
 from mtrains.tiers.log_writer import LogWriter
 
-__all__ = ["CallJob", "CheckpointJob", "FlushJob", "SettleJob"]
+__all__ = ["CallJob", "CheckpointJob", "FlushJob", "PrepareJob"]
 
 
 class _Phase(Enum):
@@ -69,17 +69,25 @@ class CheckpointJob:
         return self._record
 
 
-class SettleJob:
-    """Append the rows that a given-up checkpoint still owes. May use the reserve, as that checkpoint could."""
+class PrepareJob:
+    """What comes before a checkpoint begins: make room for it, and append the rows that a given-up one still owes.
 
-    def __init__(self, engine: _native.Engine, writer: LogWriter, sweep_rows: int) -> None:
+    These may use the reserve, as that checkpoint could.
+    """
+
+    def __init__(self, engine: _native.Engine, writer: LogWriter, sweep_rows: int, dram_bytes: int) -> None:
         self._engine = engine
         self._writer = writer
         self._sweep_rows = sweep_rows
+        self._dirty_segments = dram_bytes // _native.SEGMENT_BYTES  # at most
         self._begun = False
 
     def step(self) -> bool:
         if not self._begun:
+            if self._writer.full_error is None and self._writer.collect_held(self._dirty_segments):
+                return False
+            if self._engine.owed_rows() == 0:
+                return True
             self._begun = True
             self._writer.begin_settling()
             return False  # what waits is tried again before the next step

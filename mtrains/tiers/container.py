@@ -75,6 +75,9 @@ class SegmentContainer(Protocol):
     def free_segments(self) -> int:
         """Return how many segments may be appended without the file growing, now or after `age`."""
 
+    def room_segments(self) -> int:
+        """Return for about how many more segments there is room outside the reserve; below 0: that is used."""
+
     def age(self) -> None:
         """Make the space of segments deleted so far usable; does nothing if it is."""
 
@@ -133,6 +136,12 @@ class LmdbSegmentContainer:
 
     def free_segments(self) -> int:
         return self._usable_pages(0) // SEGMENT_PAGES
+
+    def room_segments(self) -> int:
+        tail = self._file.allocated_end - (self._open().info()["last_pgno"] + 1) * LMDB_PAGE_BYTES
+        usable = self._usable_pages(0) * LMDB_PAGE_BYTES
+        room = self._file.possible_growth() + tail + usable - RESERVE_BYTES - SLACK_BYTES
+        return room // (SEGMENT_PAGES * LMDB_PAGE_BYTES)
 
     def age(self) -> None:
         environment = self._open()

@@ -86,6 +86,14 @@ class GrowingFile:
             raise self._allocation_error(error, end - begin, what) from error
         self.allocated_end = end
 
+    def possible_growth(self) -> int:
+        """Return how many bytes the cap and the file system would allow now."""
+        status = os.statvfs(self.path)
+        free = status.f_bavail * status.f_frsize
+        if self._budget.cap_bytes is None:
+            return free
+        return min(free, self._budget.cap_bytes - self._budget.allocated_bytes())
+
     def shrink(self, end: int) -> None:
         """Give back what is allocated beyond `end`. REQUIRES: nothing lies there."""
         if end < self.allocated_end:

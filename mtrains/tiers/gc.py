@@ -13,7 +13,17 @@ from numpy.typing import NDArray
 from mtrains import _native
 from mtrains.tiers.container import SEGMENT_PAGES
 
-__all__ = ["SLACK_SEGMENTS", "TARGET_LIVE_RATIO", "DiskUse", "choose_victims", "disk_use"]
+__all__ = [
+    "DEFAULT_POLICY",
+    "SLACK_SEGMENTS",
+    "TARGET_LIVE_RATIO",
+    "DiskUse",
+    "GcPolicy",
+    "choose_victims",
+    "disk_use",
+    "packed_share",
+    "policy_for",
+]
 
 # Source: models of disk over live bytes; at 0.7 disk stays at 1.4 x (live + held) and write amplification
 # near 2.
@@ -23,32 +33,64 @@ _PUBLISHED = 2
 
 # So many segments' worth of dead bytes are left alone: checkpoints of few rows would else copy all live rows each time.
 SLACK_SEGMENTS = 32
+# With room for fewer segments than this, less and less is left alone.
+_SCARCE_SEGMENTS = 64
+_BUFFER_PAGES = (17, SEGMENT_PAGES)  # least and most that a segment has when it is full
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcPolicy:
+    """target: share of their segments that live rows should take. slack: segments that may be dead all the same."""
+
+    target: float = TARGET_LIVE_RATIO
+    slack: int = SLACK_SEGMENTS
+
+
+DEFAULT_POLICY = GcPolicy()
+
+
+def policy_for(room: int) -> GcPolicy:
+    """Return what to aim at with room on the disk for so many more segments: the less, the fuller they get."""
+    share = min(max(0, room), _SCARCE_SEGMENTS) / _SCARCE_SEGMENTS
+    return GcPolicy(
+        target=_FULL_RATIO - (_FULL_RATIO - TARGET_LIVE_RATIO) * share, slack=round(SLACK_SEGMENTS * share)
+    )
+
+
+def packed_share(dram_bytes: int) -> float:
+    """Return the share of its pages that a full segment has: under a small budget its buffer is half of that."""
+    least, most = _BUFFER_PAGES
+    return min(max(dram_bytes // 2 // 4096 + 1, least), most) / SEGMENT_PAGES
 
 
 def choose_victims(
-    segments: NDArray[Any], limit: int, emptied: Collection[int] = (), slack: int = SLACK_SEGMENTS
+    segments: NDArray[Any],
+    limit: int,
+    emptied: Collection[int] = (),
+    policy: GcPolicy = DEFAULT_POLICY,
+    packed: float = 1.0,
 ) -> list[int]:
     """Return numbers of at most `limit` segments to evacuate, the emptiest first; none while enough is live.
 
     segments: `Engine.segments()`. emptied: ids of segments that were evacuated; what is live there is dirty in slots,
-    and leaves when these are written.
+    and leaves when these are written. packed: see `packed_share`; evacuated rows fill segments so far.
 
     Only segments with live rows count: those without are dead, or held by
     checkpoints until they are dropped, and evacuating cannot free either. So held bytes never cause writes,
-    and live ones stay within 1 / TARGET_LIVE_RATIO of their disk, or `slack` segments.
+    and live ones stay within 1 / `target` of their disk, or `slack` segments.
     """
     active = segments[(segments["state"] == _PUBLISHED) & (segments["live"] > 0)]
     if emptied:
         active = active[~np.isin(active["id"], np.fromiter(emptied, np.uint64))]
     if len(active) == 0:
         return []
-    ratios = live_ratios(active)
+    ratios = np.minimum(live_ratios(active) / packed, 1.0)
     candidates = np.flatnonzero(ratios < _FULL_RATIO)
     order = candidates[np.argsort(ratios[candidates], kind="stable")][:limit]
     victims: list[int] = []
     live, count = float(ratios.sum()), float(len(active))
     for index in order:
-        if live / count >= TARGET_LIVE_RATIO or count - live <= slack:
+        if live / count >= policy.target or count - live <= policy.slack:
             break
         victims.append(int(active["number"][index]))
         # Its rows go to a new segment, packed; so many segments hold the same live rows.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from numpy.typing import NDArray
+
 from mtrains import _native
-from mtrains.errors import MtrainsError, StateError, TierIOError
+from mtrains.errors import FormatError, MtrainsError, StateError, TierIOError
 from mtrains.tiers.catalog_records import TableRecord
 from mtrains.tiers.container import SegmentContainer
 from mtrains.tiers.environment import is_full
-from mtrains.tiers.gc import choose_victims
+from mtrains.tiers.gc import DEFAULT_POLICY, GcPolicy, choose_victims, policy_for
 from mtrains.tiers.jobs import Job, Ticket
 from mtrains.tiers.segment_meta import SegmentMeta
 
@@ -30,6 +33,8 @@ _RETRY_SECONDS = 0.25
 # 3.
 _EVACUATIONS_PER_SEGMENT = 3
 _MAX_CREDIT = 48
+_PUBLISHED = 2  # state in Engine.segments()
+_MAX_LENT = 12.0  # segments' worth of rows that evacuation may write within the reserve
 Result = TypeVar("Result")
 
 
@@ -40,6 +45,7 @@ class WriterCounters:
     segments_written: int = 0
     segments_deleted: int = 0
     segments_evacuated: int = 0
+    segments_damaged: int = 0  # that garbage collection could not read
     commits: int = 0
     write_seconds: float = 0.0
 
@@ -49,6 +55,7 @@ class WriterContext:
     """What the writer must know of the store. The callables are called on the writer thread."""
 
     uuid: str
+    packed: float  # share of its pages that a full segment has
     retained_epochs: Callable[[], Sequence[int]]  # of the last committed catalog
     tables: Callable[[], Sequence[TableRecord]]
     closing_meta: Callable[[int], bytes | None]  # meta bytes of the segment that closes an epoch
@@ -83,6 +90,8 @@ class LogWriter:
         self._credit = 0.0
         self._more = False  # background work is left
         self._emptied: set[int] = set()  # ids of evacuated segments
+        self._damaged: set[int] = set()  # ids of segments that could not be read
+        self._lent = 0.0  # segments' worth of moved rows that may still be appended within the reserve
         self._epochs_mutex = threading.Lock()  # no segment is chosen for deletion while a checkpoint begins
         self._running_epoch: int | None = None
         self._protected: tuple[int, ...] = ()
@@ -126,13 +135,26 @@ class LogWriter:
             self._running_epoch = epoch
         return epoch
 
-    def end_checkpoint(self, *, keep: bool) -> None:
-        """The running checkpoint is committed or given up. `keep`: a segment on disk says that its epoch is
-        closed, so a
-        rebuild may choose it: keep its rows until the next checkpoint is committed."""
+    def end_checkpoint(self, *, committed: bool, closed: bool) -> None:
+        """The running checkpoint is committed or given up.
+
+        `closed`: a segment that closes its epoch may be on disk, so a rebuild may choose it: its rows are kept
+        until the next checkpoint is committed.
+        """
         with self._epochs_mutex:
-            if not keep:
+            if committed:
                 self._protected = ()
+            elif not closed:
+                self._protected = tuple(epoch for epoch in self._protected if epoch != self._running_epoch)
+            self._running_epoch = None
+
+    def begin_settling(self) -> None:
+        """Have the segments of a given-up checkpoint count as a checkpoint's until `end_settling`."""
+        with self._epochs_mutex:
+            self._running_epoch = self._engine.epoch() - 1
+
+    def end_settling(self) -> None:
+        with self._epochs_mutex:
             self._running_epoch = None
 
     def final_error(self) -> StateError:
@@ -224,6 +246,8 @@ class LogWriter:
             if not is_full(error):
                 raise
             left = self._append_where_room_is(segments)
+            if left and self._make_room(left):
+                left = self._append_where_room_is(left)
             if left:
                 self._engine.requeue(left)
             if len(left) == len(segments):
@@ -306,12 +330,45 @@ class LogWriter:
                 pass
             self._container.age()
             while left:
-                self._commit(left[:1])
+                self._commit_one(left[0])
                 del left[0]
         except MtrainsError as error:
             if not is_full(error):
                 raise
         return left
+
+    def _commit_one(self, segment: _native.SealedSegment) -> None:
+        """Commit a segment; within the reserve, if as much was evacuated, which gives more back than it takes."""
+        try:
+            self._commit([segment])
+        except MtrainsError as error:
+            if not is_full(error) or self._lent < 1.0:
+                raise
+            self._commit([segment], privileged=True)
+            self._lent -= 1.0
+
+    def _make_room(self, left: list[_native.SealedSegment]) -> bool:
+        """Empty segments that no checkpoint needs, so that they can be deleted at once; whether any was.
+
+        left: the segments that wait. One of them is committed within the reserve if evacuation needs its place.
+        """
+        segments = self._engine.segments()
+        newest = max(self._needed_epochs(), default=0)
+        young = segments[segments["epoch"] > newest]
+        moved = 0
+        for victim in self._victims(young, _GROUP_SEGMENTS, GcPolicy(slack=0)):
+            while not (done := self._evacuate(victim)) and left:
+                try:
+                    self._commit(left[:1], privileged=True)
+                except MtrainsError as error:
+                    if not is_full(error):
+                        raise
+                    return moved > 0
+                del left[0]
+            if not done:
+                break
+            moved += 1
+        return moved > 0
 
     def _delete_due(self) -> bool:
         before = self.counters.segments_deleted
@@ -325,22 +382,77 @@ class LogWriter:
             self._engine.fail(code or errno.ENOSPC, str(error))
 
     def _collect(self, limit: int) -> bool:
-        """Evacuate at most `limit` segments if too little is live and the share of IO allows it; whether any was."""
+        """Evacuate at most `limit` segments if too little is live and the share of IO allows it; whether any was.
+
+        Where room is scarce, what a checkpoint needs stays until shortly before the next one (`collect_held`): the
+        old place is held until then, and the new one takes room. The share of IO does not count then.
+        """
+        policy, _ = self._policy()
+        scarce = policy != DEFAULT_POLICY
         segments = self._engine.segments()
         self._emptied.intersection_update(segments["id"].tolist())
-        victims = choose_victims(segments, limit, self._emptied) if self._credit > 0 else []
+        if scarce:
+            segments = segments[segments["epoch"] > max(self._needed_epochs(), default=0)]
+        victims = self._victims(segments, limit, policy) if self._credit > 0 or scarce else []
         if not victims:
             self._credit = 0.0
         moved = 0
-        for number in victims:
-            if (
-                self._credit <= 0 or self._engine.evacuate(number) < 0
-            ):  # < 0: commits of pending segments come first
+        for victim in victims:
+            if not (scarce or self._credit > 0) or not self._evacuate(victim):
                 break
-            victim = segments[segments["number"] == number][0]
-            self._emptied.add(int(victim["id"]))
-            # What it writes gives credit once it is appended; taken away here, so that only training's bytes do.
-            self._credit -= 1 + _EVACUATIONS_PER_SEGMENT * float(victim["live"]) / float(victim["rows"])
             moved += 1
-        self.counters.segments_evacuated += moved
         return moved > 0
+
+    def collect_held(self, waiting: int) -> bool:
+        """Where room is scarce, evacuate a segment that only the next checkpoint lets go; whether there may be more.
+
+        For the writer thread's jobs, before that checkpoint begins. waiting: segments that it writes besides.
+        """
+        policy, room = self._policy()
+        if policy == DEFAULT_POLICY or room - waiting + _MAX_LENT < 1:
+            return False
+        segments = self._engine.segments()
+        room -= int((segments["state"] < _PUBLISHED).sum())
+        victims = self._victims(segments, 1, policy) if room - waiting + _MAX_LENT >= 1 else []
+        if victims:
+            self._evacuate(victims[0])  # or after the next group was committed
+        return bool(victims)
+
+    def _policy(self) -> tuple[GcPolicy, int]:
+        """Return what to aim at and the room that there is, after what may be deleted was, if it is scarce."""
+        room = self._container.room_segments()
+        if policy_for(room) != DEFAULT_POLICY and self._delete_due():
+            room = self._container.room_segments()
+        return policy_for(room), room
+
+    def _victims(self, segments: NDArray[Any], limit: int, policy: GcPolicy) -> list[Any]:
+        spared = self._emptied | self._damaged
+        numbers = choose_victims(segments, limit, spared, policy, self._context.packed)
+        return [segments[segments["number"] == number][0] for number in numbers]
+
+    def _evacuate(self, victim: Any) -> bool:  # noqa: ANN401 - a record of Engine.segments()
+        """Evacuate a segment, or find that it cannot be read; False: commits of pending segments come first."""
+        segment_id = int(victim["id"])
+        try:
+            if self._engine.evacuate(int(victim["number"])) < 0:
+                return False
+        except (FormatError, TierIOError) as error:
+            self._damaged.add(segment_id)
+            self.counters.segments_damaged += 1
+            print(
+                f"mtrains: garbage collection leaves segment {segment_id} of {self._container.data_path} as it "
+                f"is: {error}; `mtrains verify` names what is damaged",
+                file=sys.stderr,
+            )
+            return True
+        self._emptied.add(segment_id)
+        share = _live_share(victim)
+        # What it writes gives credit once it is appended; taken away here, so that only training's bytes do.
+        self._credit -= 1 + _EVACUATIONS_PER_SEGMENT * share
+        self._lent = min(_MAX_LENT, self._lent + share)
+        self.counters.segments_evacuated += 1
+        return True
+
+
+def _live_share(segment: Any) -> float:  # noqa: ANN401
+    return float(segment["live"]) / float(segment["rows"])

@@ -24,7 +24,7 @@ from mtrains.tiers.environment import DATA_FILE
 from mtrains.tiers.filesystem import sync_folder
 from mtrains.tiers.layout import StoreLayout, create_catalog
 from mtrains.tiers.offline import locate_segments
-from mtrains.tiers.records import Kind, key_of, piece_key
+from mtrains.tiers.records import SEGMENT_SHIFT, Kind, key_of, piece_key
 from mtrains.tiers.segment_meta import ClosingMeta, SegmentMeta
 
 __all__ = ["rebuild_catalog"]
@@ -134,7 +134,7 @@ def _newest_rows(used: list[_Found]) -> tuple[Runs, dict[int, int]]:
         unique, first = np.unique(rows[mine], return_index=True)
         chosen = locations[mine][first]
         runs.append((table, unique, chosen))
-        numbers, counts = np.unique(chosen >> np.uint64(18), return_counts=True)
+        numbers, counts = np.unique(chosen >> np.uint64(SEGMENT_SHIFT), return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             live[number] = live.get(number, 0) + count
     return runs, live

@@ -18,6 +18,7 @@ from mtrains.errors import FormatError
 
 __all__ = [
     "PAYLOAD_BYTES",
+    "SEGMENT_SHIFT",
     "VALUE_BYTES",
     "Kind",
     "join",
@@ -39,6 +40,7 @@ _INLINE_BYTES = (
     1_920  # LMDB 0.9 keeps nodes of at most (4,096 - 16) / 2 - 8 bytes, key included, inside leaf pages
 )
 _PIECE_BITS = 24
+SEGMENT_SHIFT = 18  # of a location: the bits below the segment number are block and position
 _PAGE_BITS = 32
 _LENGTH = struct.Struct("<Q")
 

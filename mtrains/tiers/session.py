@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtrains import _native
-from mtrains.errors import MtrainsError
+from mtrains.errors import MtrainsError, StateError
 from mtrains.tiers.catalog import Catalog
 from mtrains.tiers.catalog_records import CheckpointRecord, TableCut, TableRecord, is_needed
 from mtrains.tiers.checkpoint import (
@@ -21,13 +21,14 @@ from mtrains.tiers.checkpoint import (
     commit_checkpoint,
     restore_catalog,
 )
-from mtrains.tiers.checkpoint_jobs import CallJob, CheckpointJob, FlushJob
+from mtrains.tiers.checkpoint_jobs import CallJob, CheckpointJob, FlushJob, PrepareJob
 from mtrains.tiers.container import LmdbSegmentContainer
 from mtrains.tiers.deltas import delta_heads
 from mtrains.tiers.disk_budget import DiskBudget
 from mtrains.tiers.environment import is_full
 from mtrains.tiers.filesystem import check_file_system
 from mtrains.tiers.fold import Fold, base_bytes, foldable
+from mtrains.tiers.gc import packed_share
 from mtrains.tiers.jobs import Ticket
 from mtrains.tiers.layout import StoreLayout
 from mtrains.tiers.loading import add_table, load_engine
@@ -73,13 +74,35 @@ class Session:
         self._closing: list[Callable[[], None]] = []  # in reverse
         self._running: list[Callable[[], None]] = []  # of engine and writer thread, before those
         self._closing_metas: dict[int, bytes] = {}
+        self._spare_layouts: dict[int, list[tuple[int, float]]] = {}  # of tables in the engine, not in use
         self._fold: Fold | None = None
         self._fold_due = True
+        self._engine: _native.Engine | None = None
+        self._writer: LogWriter | None = None
         try:
             self._open()
         except BaseException:
             self.close()
             raise
+
+    @property
+    def engine(self) -> _native.Engine:
+        """The engine, until `restore` or `close`."""
+        if self._engine is None:
+            raise StateError("the store is closed")
+        return self._engine
+
+    @property
+    def writer(self) -> LogWriter:
+        """The writer thread, until `restore` or `close`."""
+        if self._writer is None:
+            raise StateError("the store is closed")
+        return self._writer
+
+    @property
+    def closed(self) -> bool:
+        """Closed, or a restore failed after which nothing could go on."""
+        return self._engine is None
 
     # --- opening and closing
 
@@ -128,17 +151,19 @@ class Session:
         )
         context = WriterContext(
             uuid=self.state.uuid,
+            packed=packed_share(self.options.dram_bytes),
             retained_epochs=lambda: [record.epoch for record in self.checkpoints],
             tables=lambda: self.tables,
             closing_meta=lambda epoch: self._closing_metas.pop(epoch, None),
             background=self._fold_step,
             clock=time.monotonic,
         )
-        self.engine = engine
         self.io_engine = loaded.effective_engine
-        self.writer = LogWriter(engine, self.container, context, loaded.orphans)
-        self._running.append(self.writer.stop)
-        self.writer.start()
+        writer = LogWriter(engine, self.container, context, loaded.orphans)
+        self._running.append(writer.stop)
+        writer.start()
+        self._spare_layouts = {}
+        self._engine, self._writer = engine, writer
 
     def cuts(self) -> list[TableCut]:
         """Return the last checkpoint's counters for every table; zeros for one that was added later."""
@@ -158,10 +183,11 @@ class Session:
     def _stop(self) -> None:
         while self._running:
             self._running.pop()()
+        self._engine = self._writer = None  # their memory goes with them
 
     def abandon(self) -> None:
         """In a forked child: let nothing of it be destroyed, for its threads exist in the parent alone."""
-        for kept in (self.engine, self.writer, self.container, self.catalog):
+        for kept in (self._engine, self._writer, self.container, self.catalog):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     # --- tables
@@ -175,12 +201,24 @@ class Session:
     def add_layout(self, number: int, state_floats: int, initial_state: float) -> None:
         """Give the table's rows a new optimizer state; rows keep their weights and begin with the initial
         state."""
-        layout = self.engine.add_layout(number, state_floats, initial_state)
-        self.engine.use_layout(number, layout)
-        changed = self.tables[number].with_layout(state_floats, initial_state)
+        changed, wanted = self.tables[number], (state_floats, initial_state)
+        spare = self._spare_layouts.setdefault(number, [])
+        if wanted not in spare:
+            self.engine.add_layout(number, *wanted)
+            spare.append(wanted)
+        used = spare.index(wanted) + 1
+        self.engine.use_layout(number, len(changed.layouts) + used - 1)  # may fail for want of room
+        for layout in spare[:used]:
+            changed = changed.with_layout(*layout)
+        del spare[:used]
         self.tables = (*self.tables[:number], changed, *self.tables[number + 1 :])
 
     # --- checkpoints
+
+    def prepare_checkpoint(self) -> None:
+        """Do what must be done before a checkpoint begins, and wait for it. REQUIRES: none is running."""
+        dram_bytes, engine = self.options.dram_bytes, self.engine
+        self.writer.submit(PrepareJob(engine, self.writer, self._sweep_rows(), dram_bytes)).wait()
 
     def begin_checkpoint(
         self,
@@ -191,10 +229,10 @@ class Session:
         pinned: bool,
         cuts: Sequence[TableCut],
     ) -> Ticket[CheckpointRecord]:
-        """Begin a checkpoint of the present moment; the ticket ends with its commit. REQUIRES: no other is
-        running."""
-        if self.engine.owed_rows() > 0:
-            self.writer.submit(FlushJob(self.engine, self.writer, self._sweep_rows())).wait()
+        """Begin a checkpoint of the present moment; the ticket ends with its commit.
+
+        REQUIRES: `prepare_checkpoint` just ended, no other is running. cuts: taken since then.
+        """
         epoch = self.writer.begin_checkpoint()
         record = CheckpointRecord(
             number=self.state.next_checkpoint,
@@ -220,19 +258,27 @@ class Session:
         return self.writer.submit(CallJob(lambda: self._change(changed)))
 
     def restore(self, target: CheckpointRecord) -> None:
-        """Go back to a checkpoint: later ones are dropped, the engine is a new one. REQUIRES: no checkpoint
-        is running."""
-        if self.writer.error is not None:
-            raise self.writer.final_error()
-        self.writer.stop()
-        self._keep_counters()
-        self._stop()
-        self._fold = None
-        self._closing_metas.clear()
+        """Go back to a checkpoint: later ones are dropped, the engine is a new one.
+
+        REQUIRES: no checkpoint is running. Raises: CapacityError, TierIOError (no room), and nothing has changed;
+        after any other error the session is closed.
+        """
+        ticket = self.writer.submit(CallJob(lambda: self._restore_catalog(target)))
         try:
-            segments = read_segments(self.catalog)
-            self.state, left = restore_catalog(self.catalog, self.state, self.checkpoints, target, segments)
-            self.checkpoints = tuple(left)
+            ticket.wait()
+        except MtrainsError:
+            raise
+        except BaseException:  # Ctrl-C: what the catalog says by now is not what the engine has
+            self.close()
+            raise
+        try:
+            self.writer.stop()
+            self._keep_counters()
+            self._stop()
+            self._fold = None
+            self._closing_metas.clear()
+            self.checkpoints = tuple(read_checkpoints(self.catalog))
+            self.state = read_state(self.catalog)
             self._start()
         except BaseException:
             self.close()
@@ -264,6 +310,10 @@ class Session:
         return self.catalog.read_pieces(Kind.EXTRA, record.number)
 
     # --- on the writer thread
+
+    def _restore_catalog(self, target: CheckpointRecord) -> None:
+        segments = read_segments(self.catalog)
+        restore_catalog(self.catalog, self.state, self.checkpoints, target, segments)
 
     def _commit(self, draft: CheckpointDraft) -> CheckpointRecord:
         epoch = draft.record.epoch

@@ -17,12 +17,10 @@ from mtrains.tiers.layout import StoreLayout
 from mtrains.tiers.offline import directories, locate_segments, locked_store, open_catalog
 from mtrains.tiers.readers import read_checkpoints, read_segments, read_state, read_tables
 from mtrains.tiers.rebuild import rebuild_catalog
-from mtrains.tiers.records import Kind, open_value
+from mtrains.tiers.records import SEGMENT_SHIFT, Kind, open_value
 from mtrains.tiers.segment_meta import SegmentMeta
 
 __all__ = ["verify_store"]
-
-_SEGMENT_SHIFT = 18  # a location's lowest bits: block and position
 
 
 def verify_store(path: str | os.PathLike[str], *, rebuild: bool = False) -> list[str]:
@@ -157,7 +155,7 @@ def _check_directories(
                 continue
             order = np.argsort(locations, kind="stable")
             rows, locations = rows[order], locations[order]
-            numbers = (locations >> np.uint64(_SEGMENT_SHIFT)).astype(np.int64)
+            numbers = (locations >> np.uint64(SEGMENT_SHIFT)).astype(np.int64)
             firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
             for first, last in zip(firsts, [*firsts[1:], len(numbers)], strict=True):
                 number = int(numbers[first])
