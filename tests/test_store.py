@@ -252,6 +252,55 @@ def test_an_optimizer_keeps_its_state_and_another_kind_needs_a_reset(tmp_path):
         assert store.digest() == with_sgd
 
 
+class FailingOnce:
+    """An engine whose use_layout finds no room the first time."""
+
+    def __init__(self, engine):
+        self._engine, self._failed = engine, False
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def use_layout(self, table, layout):
+        if not self._failed:
+            self._failed = True
+            raise TierIOError(errno.ENOSPC, "no room")
+        self._engine.use_layout(table, layout)
+
+
+def test_an_optimizer_whose_attaching_failed_attaches_at_the_next_try(tmp_path):
+    with Store(tmp_path / "s", dram="64KiB", seed=1) as store:
+        table = store.add_table(spec())
+        write(store, table, range(5000), 1)
+        store._session._engine = FailingOnce(store.engine)
+        with pytest.raises(TierIOError, match="no room"):
+            store.bind_optimizer(table, "adagrad", SUM, 0.25)
+        assert table.optimizer is None
+        store.checkpoint("without")
+        store.bind_optimizer(table, "adagrad", SUM, 0.25)
+        assert store.engine.table_info(0)["layout"] == 1
+        write(store, table, range(2000), 2)
+        store.checkpoint("with")
+        digest = store.digest()
+    assert verify_store(tmp_path / "s") == []
+    with Store(tmp_path / "s") as store:
+        assert store.digest() == digest
+        store.restore("without")
+        assert store.tables()[0].optimizer is None
+
+
+def test_a_closed_store_gives_its_memory_back():
+    store = Store(dram="8MiB")
+    write(store, store.add_table(spec()), range(100), 1)
+    store.checkpoint("x", wait=False)
+    session = store._session
+    store.close()
+    assert session.closed
+    with pytest.raises(StateError, match="closed"):
+        session.engine  # noqa: B018 - nothing refers to it
+    assert store._running is None
+
+
 def test_many_tables_of_other_strides_and_a_record_longer_than_a_block(tmp_path):
     dims = [1, 2, 3, 7, 64, 130, 1500]
     with Store(tmp_path / "s", dram="256KiB", seed=1) as store:

@@ -1,8 +1,10 @@
+import contextlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -41,6 +43,24 @@ def test_a_second_opener_in_this_process_is_refused_and_the_first_keeps_the_lock
     lock.release()
     lock.release()
     StoreLock(tmp_path).release()
+
+
+def test_of_many_threads_one_gets_the_lock(tmp_path):
+    for _ in range(50):
+        start, held = threading.Barrier(4), []
+
+        def take(start=start, held=held):
+            start.wait()
+            with contextlib.suppress(StateError):
+                held.append(StoreLock(tmp_path))
+
+        threads = [threading.Thread(target=take) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(held) == 1
+        held[0].release()
 
 
 def test_another_process_is_refused_at_once_until_the_holder_dies(tmp_path):

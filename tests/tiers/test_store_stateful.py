@@ -163,9 +163,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(dram=st.sampled_from(["24KiB", "96KiB", "8MiB"]))
     def crash(self, dram):
-        """The process ends between two commits of its writer thread; a checkpoint that was running may be lost."""
+        """The process ends between two commits of its writer thread; a checkpoint that was running may be lost.
+
+        What goes on is a copy of the files as they were then; nothing that closing does is in it.
+        """
+        self.store._session.writer.stop()
+        left = Path(tempfile.mkdtemp(prefix="stateful-"))
+        shutil.copytree(self.folder / "s", left / "s")
         self.store._finalizer()
-        self.dram = dram
+        shutil.rmtree(self.folder)
+        self.folder, self.dram = left, dram
         pending, self.pending = self.pending, None
         self.open_store()
         done = self.store.checkpoints()
