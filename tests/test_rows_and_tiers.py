@@ -88,3 +88,35 @@ def test_checkpoints_of_no_row_one_row_and_all_rows_in_the_log(tmp_path):
             assert store.digest() == digest
             mtrains.TieredEmbedding(1000, 8, store=store, name="t")
             assert store.engine.table_info(0)["touched_rows"] == rows
+
+
+def test_an_optimizer_attached_while_a_checkpoint_is_written_changes_nothing_in_it(tmp_path):
+    for dram in ("64MiB", "400KiB"):
+        path = tmp_path / dram
+        with mtrains.Store(path, dram=dram, seed=1) as store:
+            bag = mtrains.TieredEmbeddingBag(50_000, 16, mode="sum", store=store, name="t")
+            bag.write_rows(torch.arange(50_000), torch.randn(50_000, 16))
+            rows = bag.read_rows(torch.arange(50_000))
+            store.checkpoint("plain", wait=False)
+            optimizer = mtrains.optim.SparseAdam(bag.parameters(), lr=0.1)
+            bag(torch.arange(100)[None]).sum().backward()
+            optimizer.step()
+            store.flush()
+        with mtrains.Store(path, dram=dram) as store:
+            bag = mtrains.TieredEmbeddingBag(50_000, 16, mode="sum", store=store, name="t")
+            assert torch.equal(bag.read_rows(torch.arange(50_000)), rows)
+
+
+def test_two_features_of_one_tight_table_count_each_access_once():
+    with mtrains.Store(dram="20KiB", seed=1) as store:
+        spec = mtrains.TableSpec("t", 5000, 16, features=("a", "b"))
+        bags = mtrains.TieredEmbeddingBagCollection([spec], store=store)
+        random, accesses = torch.Generator().manual_seed(0), 0
+        for _ in range(20):
+            indices = torch.randint(400, (2, 200), generator=random)
+            accesses += sum(len(feature.unique()) for feature in indices)
+            with torch.no_grad():
+                bags(indices.flatten(), torch.arange(401))
+        counters = dram(store)
+        assert counters["evictions"] > 0
+        assert counters["hits"] + counters["new"] + counters["fetches"] == accesses
