@@ -19,11 +19,11 @@ std::uint64_t saturating_mul(std::uint64_t x, std::uint64_t y) {
   return __builtin_mul_overflow(x, y, &product) ? ~std::uint64_t{0} : product;
 }
 
-// Half of the budget at most is waiting in one segment, where that is not too little to write at once.
+// No more than the budget waits in one segment, where that is not too little to write at once.
 std::uint32_t blocks_within(std::uint64_t dram_bytes) {
   constexpr std::uint64_t kMinBlocks = 16;
   return static_cast<std::uint32_t>(
-      std::clamp<std::uint64_t>(dram_bytes / 2 / kPageBytes, kMinBlocks, kMaxBlocks));
+      std::clamp<std::uint64_t>(dram_bytes / kPageBytes, kMinBlocks, kMaxBlocks));
 }
 
 }  // namespace
