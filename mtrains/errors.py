@@ -16,6 +16,8 @@ class TierIOError(MtrainsError, OSError):
 
     def __init__(self, errno: int | None, message: str) -> None:
         detail = f" ({os.strerror(errno)})" if errno else ""
+        if message.endswith(detail):  # told on by the writer thread, which had it from the first error
+            detail = ""
         super().__init__(errno, message + detail)
 
     def __str__(self) -> str:

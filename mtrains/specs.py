@@ -10,6 +10,7 @@ from mtrains.init import Init, normal
 
 __all__ = ["DTYPES", "MAX_TABLE_ROWS", "MODES", "TableSpec"]
 
+MAX_EMBEDDING_DIM = 1 << 27  # of the kernels
 MODES = ("sum", "mean", "max")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MAX_TABLE_ROWS = 1 << 44  # all tables of a store together: 2^46 rows (native/include/mtrains/slot_index.h)
@@ -46,8 +47,10 @@ class TableSpec:
             raise ValueError(
                 f"table {self.name!r}: num_embeddings must be in [0, 2**44], got {self.num_embeddings}"
             )
-        if self.embedding_dim < 1:
-            raise ValueError(f"table {self.name!r}: embedding_dim must be >= 1, got {self.embedding_dim}")
+        if not 1 <= self.embedding_dim <= MAX_EMBEDDING_DIM:
+            raise ValueError(
+                f"table {self.name!r}: embedding_dim must be in [1, 2**27], got {self.embedding_dim}"
+            )
         if self.mode not in MODES:
             raise ValueError(f"table {self.name!r}: mode must be one of {MODES}, got {self.mode!r}")
         features = (self.features,) if isinstance(self.features, str) else tuple(self.features)

@@ -24,7 +24,7 @@ from mtrains.threads import follow_num_threads, get_num_threads
 from mtrains.tiers.catalog_records import CheckpointRecord
 from mtrains.tiers.digest import digest_rows
 from mtrains.tiers.jobs import Ticket
-from mtrains.tiers.session import Session, SessionOptions
+from mtrains.tiers.session import Session, SessionOptions, open_session
 from mtrains.units import parse_bytes
 
 __all__ = ["Checkpoint", "OptimizerBinding", "Store", "StoreStats", "Table"]
@@ -105,7 +105,7 @@ class Store:
         folder = Path(tempfile.mkdtemp(prefix="mtrains-")) if self.path is None else self.path
         temporary = folder if self.path is None else None
         try:
-            session = Session(folder, options)
+            session = open_session(folder, options)
         except BaseException:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)

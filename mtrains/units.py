@@ -11,20 +11,25 @@ _FACTORS = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgtp", start=1)
     for unit, base in ((letter + "ib", 1024), (letter + "b", 1000), (letter, 1024))
 }
+MAX_BYTES = 1 << 62  # what native code takes as a size
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(size: int | str) -> int:
     """Return a number of bytes: 268435456, "256MiB", "1.5 GB" (powers of 1000), "64k" (powers of 1024).
 
-    Raises: ValueError if it is negative or not a size; TypeError if it is neither int nor str.
+    Raises: ValueError if it is negative, beyond 2**62 or not a size; TypeError if it is neither int nor str.
     """
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise TypeError(f"a size is an int or a str such as '256MiB', got {type(size).__name__}")
-    if isinstance(size, int):
-        if size < 0:
-            raise ValueError(f"a size is >= 0, got {size}")
-        return size
+    if isinstance(size, str):
+        size = _parse(size)
+    if not 0 <= size <= MAX_BYTES:
+        raise ValueError(f"a size is in [0, 2**62] bytes, got {size}")
+    return size
+
+
+def _parse(size: str) -> int:
     match = _PATTERN.fullmatch(size)
     factor = _FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:

@@ -874,3 +874,22 @@ def test_inspect_tells_what_the_store_told(tmp_path):
     assert found["disk_bytes"]["total"] == sum(
         os.stat(path / folder / "data.mdb").st_blocks * 512 for folder in ("rows.lmdb", "catalog.lmdb")
     )
+
+
+def test_a_damaged_page_of_the_catalog_is_one_clear_error(tmp_path):
+    path = tmp_path / "s"
+    with Store(path) as store:
+        write(store, store.add_table(spec()), range(300), 1)
+        store.checkpoint("x")
+        digest = store.digest()
+    data = path / "catalog.lmdb" / "data.mdb"
+    image = bytearray(data.read_bytes())
+    for begin in range(2 * 4096, len(image), 4096):
+        if image[begin + 10] & 3:  # a branch or leaf page
+            image[begin + 10] = 0xA5
+    data.write_bytes(image)
+    with pytest.raises(FormatError, match=r"catalog|reading"):
+        Store(path)
+    verify_store(path, rebuild=True)
+    with Store(path) as store:
+        assert store.digest() == digest

@@ -109,5 +109,8 @@ class GrowingFile:
         remedy = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = os.statvfs(self.path)
-            remedy = f"; {free.f_bavail * free.f_frsize} bytes are free: make room, then training goes on"
+            remedy = (
+                f"; {free.f_bavail * free.f_frsize} bytes are free: make room and try again; if a step was stopped "
+                "half way, restore the last checkpoint"
+            )
         return TierIOError(error.errno, f"{what} needs {need} more bytes in {self.path}{remedy}")

@@ -26,7 +26,7 @@ def open_environment(
     Raises: TierIOError, FormatError (not an environment, or one of another library).
     """
     if not create and not (folder / DATA_FILE).is_file():
-        raise FormatError(f"{folder / DATA_FILE} is missing; restore it from a backup")
+        raise FormatError(f"{folder / DATA_FILE} is missing; {_remedy(folder)}")
     try:
         environment = lmdb.open(
             str(folder),
@@ -51,10 +51,16 @@ def open_environment(
     size, needed = (folder / DATA_FILE).stat().st_size, (environment.info()["last_pgno"] + 1) * page_bytes
     if size < needed:  # a read of the map beyond the end would be SIGBUS
         environment.close()
-        raise FormatError(f"{folder / DATA_FILE} has {size} bytes of {needed}; restore it from a backup")
+        raise FormatError(f"{folder / DATA_FILE} has {size} bytes of {needed}; {_remedy(folder)}")
     if not readonly:
         environment.reader_check()
     return environment
+
+
+def _remedy(folder: Path) -> str:
+    if folder.name == "catalog.lmdb":
+        return "restore it from a backup, or run `mtrains verify --rebuild`, which makes it anew from the segments"
+    return "restore it from a backup"
 
 
 def environment_error(error: lmdb.Error, what: str) -> MtrainsError:
@@ -62,7 +68,7 @@ def environment_error(error: lmdb.Error, what: str) -> MtrainsError:
     if isinstance(error, lmdb.MapFullError):
         return CapacityError(f"{what}: the address range reserved for this environment is full")
     if isinstance(error, _FORMAT_ERRORS):
-        return FormatError(f"{what}: {error}; restore the file from a backup")
+        return FormatError(f"{what}: {error}; restore the file from a backup, or run `mtrains verify`")
     code = error.code if error.code > 0 else errno.EIO
     return TierIOError(code, f"{what}: {error}")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +16,7 @@ from mtrains.errors import StateError
 from mtrains.tiers.catalog import Catalog
 from mtrains.tiers.catalog_records import CheckpointRecord
 from mtrains.tiers.deltas import Run, delta_heads, read_runs
-from mtrains.tiers.environment import DATA_FILE
+from mtrains.tiers.environment import DATA_FILE, environment_error
 from mtrains.tiers.layout import StoreLayout
 from mtrains.tiers.lock import StoreLock
 from mtrains.tiers.records import Kind, split_page_key
@@ -44,6 +45,8 @@ def open_catalog(layout: StoreLayout) -> Iterator[Catalog]:
     try:
         catalog.check_format(layout.check())
         yield catalog
+    except lmdb.Error as error:
+        raise environment_error(error, f"reading {layout.catalog}") from error
     finally:
         catalog.close()
 

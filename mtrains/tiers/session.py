@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import lmdb
+
 from mtrains import _native
 from mtrains.errors import MtrainsError, StateError
 from mtrains.tiers.catalog import Catalog
@@ -25,7 +27,7 @@ from mtrains.tiers.checkpoint_jobs import CallJob, CheckpointJob, FlushJob, Prep
 from mtrains.tiers.container import LmdbSegmentContainer
 from mtrains.tiers.deltas import delta_heads
 from mtrains.tiers.disk_budget import DiskBudget
-from mtrains.tiers.environment import is_full
+from mtrains.tiers.environment import environment_error, is_full
 from mtrains.tiers.filesystem import check_file_system
 from mtrains.tiers.fold import Fold, base_bytes, foldable
 from mtrains.tiers.gc import packed_share
@@ -38,7 +40,7 @@ from mtrains.tiers.readers import read_checkpoints, read_segments, read_state, r
 from mtrains.tiers.records import Kind
 from mtrains.tiers.segment_meta import ClosingMeta, SegmentMeta
 
-__all__ = ["Session", "SessionOptions"]
+__all__ = ["Session", "SessionOptions", "open_session"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,3 +392,11 @@ class Session:
         """Return how many rows one step of a sweep may append: some 4 MiB."""
         longest = max((t.stride(i) for t in self.tables for i in range(len(t.layouts))), default=1)
         return max(1, min(8192, (4 << 20) // longest))
+
+
+def open_session(folder: Path, options: SessionOptions) -> Session:
+    """Open or create the store in `folder`. Raises: as Store; FormatError for a damaged page of an environment."""
+    try:
+        return Session(folder, options)
+    except lmdb.Error as error:
+        raise environment_error(error, f"reading {folder}") from error

@@ -162,6 +162,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"--{name.replace('_', '-')} must be >= {low}, got {value}")
+        if self.seed >= 1 << 63:
+            raise ValueError(f"--seed must be < 2**63, got {self.seed}")
         for name in ("threads", "dense_threads", "workers"):
             value = getattr(self, name)
             if value is not None and value > MAX_NUM_THREADS:

@@ -77,7 +77,7 @@ def test_the_less_room_there_is_the_fuller_segments_get():
 
 def test_segments_of_a_small_buffer_are_full_with_fewer_pages():
     assert packed_share(1 << 30) == 1.0
-    packed = packed_share(1 << 20)
+    packed = packed_share(1 << 19)
     assert 0.5 <= packed < 0.51
     table = segments([100] * 100)
     table["used_pages"] = 129
