@@ -128,6 +128,10 @@ def test_a_problem_that_verify_finds_is_exit_1(capsys, monkeypatch):
     assert json.loads(out) == {"store": "store", "ok": False, "problems": ["segment 3: bad"]}
 
 
+def _heed_interrupts():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever runs the tests in the background may ignore them
+
+
 def test_an_interrupt_closes_the_store_and_exits_130(tmp_path):
     fifo = tmp_path / "day.tsv"
     os.mkfifo(fifo)
@@ -135,7 +139,10 @@ def test_an_interrupt_closes_the_store_and_exits_130(tmp_path):
     command = [sys.executable, "-c", "import sys; from mtrains.cli import main; sys.exit(main())", "train"]
     command += ["--data", str(fifo), "--format", "criteo", "--store", str(store), *SMALL]
     command += ["--checkpoint-every", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, open(fifo, "w") as pipe:
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_interrupts) as process,
+        open(fifo, "w") as pipe,
+    ):
         pipe.write(LINE * 4096)
         pipe.flush()
         # More than a pipe holds, so most of it has been read: the store is open and steps are under way.
