@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name in ("init", "optim"):
         return importlib.import_module(f"mtrains.{name}")
+    if name == "__version__":
+        return metadata.version("mtrains")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'mtrains' has no attribute {name!r}")
@@ -72,4 +75,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

@@ -55,6 +55,11 @@ class TableSpec:
             raise ValueError(f"table {self.name!r}: mode must be one of {MODES}, got {self.mode!r}")
         features = (self.features,) if isinstance(self.features, str) else tuple(self.features)
         object.__setattr__(self, "features", features or (self.name,))
+        if not isinstance(self.init, (Init, type(None))):
+            raise TypeError(
+                f"table {self.name!r}: init must be of mtrains.init (normal, uniform, constant, zeros), got "
+                f"{type(self.init).__name__}; existing rows come by from_pretrained() or load_state_dict()"
+            )
         object.__setattr__(self, "init", self.init if self.init is not None else normal(0.0, 1.0))
         dtype = self.dtype if self.dtype is not None else torch.float32
         if dtype not in DTYPES.values():

@@ -559,3 +559,8 @@ def test_a_lookup_from_before_a_restore_is_refused(store):
     emb.load_state_dict(state)
     with pytest.raises(StateError, match="before the store was restored"):
         optimizer.step()
+
+
+def test_initial_values_are_of_mtrains_init(store):
+    with pytest.raises(TypeError, match="from_pretrained"):
+        TieredEmbeddingBag(10, 4, store=store, name="t", init=torch.zeros(10, 4))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TextIO
+from importlib import metadata
+from typing import Annotated, TextIO
 
 import typer
 
@@ -24,12 +25,28 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 app = typer.Typer(
     name="mtrains",
-    help="Train embedding tables larger than memory, with exactly the bits of in-memory training.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mtrains {metadata.version('mtrains')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train embedding tables larger than memory, with exactly the bits of in-memory training."""
+
+
 app.command()(train)
 app.command()(demo)
 app.command()(inspect)
@@ -42,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An expected error is one line on stderr; anything else is a bug and keeps its traceback.
     """
     warnings.showwarning = _show_warning
+    if not (sys.argv[1:] if arguments is None else arguments):
+        app(args=["--help"], prog_name="mtrains", standalone_mode=False)
+        return EXIT_USAGE
     try:
         code = app(args=arguments, prog_name="mtrains", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):

@@ -69,9 +69,11 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer) -> TrainRes
         seconds["io_wait"],
         seconds["write_back"],
     )
-    if config.store is not None and committed_step != position.step:
+    if config.store is not None:
         observer.began("committing the last checkpoint")
-        checkpoint(wait=True)
+        if committed_step != position.step:
+            checkpoint(wait=True)
+        store.flush()  # waits for a checkpoint that is still being written, and raises its error
     stats = store.stats()
     evaluation = evaluate(model, config, ranges, observer)
     observer.began("computing the digest of the rows")

@@ -153,3 +153,10 @@ def test_an_interrupt_closes_the_store_and_exits_130(tmp_path):
     assert "Traceback" not in err
     done = subprocess.run([*command[:3], "verify", str(store)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_a_command_the_help_is_shown_and_the_version_by_its_option(capsys):
+    assert main([]) == 2
+    assert "Commands:" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("mtrains ")
