@@ -641,9 +641,8 @@ def test_the_cap_is_hard_names_the_remedy_loses_nothing_and_goes_on_after_room_w
             write_many(store, table, 8, 40, 10_000)
         assert store.stats().disk_bytes <= cap
         assert (read(store, table, range(40_000)) == values(range(40_000), 0, 64)).all()
-        for _ in range(2):
-            with pytest.raises(CapacityError, match="ssd="):
-                store.checkpoint("full")
+        store.checkpoint("full")  # the reserve is for it
+        assert store.stats().disk_bytes <= cap
         store.restore(1)
         assert store.digest() == digest
         for i in range(10):

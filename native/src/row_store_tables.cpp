@@ -26,6 +26,14 @@ std::uint32_t blocks_within(std::uint64_t dram_bytes) {
       std::clamp<std::uint64_t>(dram_bytes / kPageBytes, kMinBlocks, kMaxBlocks));
 }
 
+// Twice the budget at most waits for its commit, or what evacuating one segment takes: a small budget means
+// that rows are read from the disk, not from the queue before it.
+std::uint32_t pending_within(std::uint64_t dram_bytes) {
+  const std::uint64_t evacuation = SegmentLog::segments_to_hold_one(blocks_within(dram_bytes)) + 2;
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(2 * dram_bytes / kSegmentImageBytes, evacuation, 0xffffu));
+}
+
 }  // namespace
 
 SlotPool::SlotPool(std::size_t stride, std::uint64_t budget)
@@ -38,7 +46,7 @@ RowStore::RowStore(std::uint64_t dram_bytes, std::uint32_t incarnation, std::uin
     : dram_bytes_(dram_bytes),
       epoch_(epoch),
       threads_(threads),
-      log_(incarnation, max_pending, blocks_within(dram_bytes)),
+      log_(incarnation, std::min(max_pending, pending_within(dram_bytes)), blocks_within(dram_bytes)),
       birth_((std::uint64_t{incarnation} << 32) ^ epoch) {}
 
 std::uint32_t RowStore::add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim,

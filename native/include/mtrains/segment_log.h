@@ -85,7 +85,8 @@ class SegmentLog {
 
   // --- appending. REQUIRES: has_room().
   // Segments that the rows of one full segment may need, when buffers are smaller than it.
-  std::uint32_t segments_to_hold_one() const { return 2 + kMaxBlocks / max_blocks_; }
+  static std::uint32_t segments_to_hold_one(std::uint32_t max_blocks) { return 2 + kMaxBlocks / max_blocks; }
+  std::uint32_t segments_to_hold_one() const { return segments_to_hold_one(max_blocks_); }
   bool has_room(std::uint32_t segments = 1) const { return num_pending_ + segments <= max_pending_; }
   Location append(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::uint64_t row,
                   std::uint64_t key, const std::byte* record);
