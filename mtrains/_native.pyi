@@ -71,12 +71,6 @@ class LookupSpec:
 class Lookup:
     """The plans of one forward, one a feature; kept for backward and update."""
 
-    num_features: int
-    def num_unique(self, feature: int) -> int: ...
-    def num_occurrences(self, feature: int) -> int: ...
-    def counts(self, feature: int) -> NDArray[np.float32]: ...  # [B] positions that are not padding (mean, max; else empty)
-    def table_version(self, feature: int) -> int: ...  # at the forward
-
 class Update:
     """One table's part of a step: where its gradient comes from and what to do with it. The engine divides the gradient
     of a mean by the bag's count."""

@@ -322,24 +322,7 @@ void bind_lookups(nb::module_& m) {
           },
           "tables"_a, "modes"_a, "out_columns"_a);
 
-  nb::class_<Lookup>(m, "Lookup")
-      .def_prop_ro("num_features", [](const Lookup& l) { return l.features.size(); })
-      .def(
-          "num_unique", [](const Lookup& l, std::size_t f) { return l.features.at(f).plan.num_unique(); },
-          "feature"_a)
-      .def(
-          "num_occurrences",
-          [](const Lookup& l, std::size_t f) { return l.features.at(f).plan.positions.size(); }, "feature"_a)
-      .def(
-          "counts",
-          [](nb::handle_t<Lookup> l, std::size_t f) {
-            auto& counts = nb::cast<Lookup&>(l).features.at(f).counts;
-            return NumpyArray<float>(counts.data(), {counts.size()}, l);
-          },
-          "feature"_a)
-      .def(
-          "table_version", [](const Lookup& l, std::size_t f) { return l.features.at(f).version; },
-          "feature"_a);
+  nb::class_<Lookup>(m, "Lookup");
 
   nb::class_<TableUpdate>(m, "Update")
       .def(
@@ -585,13 +568,7 @@ void bind_checkpoints(nb::class_<Engine>& engine) {
       .def(
           "sweep",
           [](Engine& self, std::size_t max_rows) {
-            return self.locked([&](RowStore& store) { return store.sweep(max_rows, /*owed_only=*/true); });
-          },
-          Release(), "max_rows"_a)
-      .def(
-          "flush_dirty",
-          [](Engine& self, std::size_t max_rows) {
-            return self.locked([&](RowStore& store) { return store.sweep(max_rows, /*owed_only=*/false); });
+            return self.locked([&](RowStore& store) { return store.sweep(max_rows); });
           },
           Release(), "max_rows"_a)
       .def(

@@ -155,39 +155,38 @@ std::uint64_t RowStore::begin_checkpoint() {
   return epoch_++;
 }
 
-std::uint64_t RowStore::sweep(std::size_t max_rows, bool owed_only) {
-  const auto remaining = [&] { return owed_only ? num_owed_ : num_owed_ + num_dirty_; };
+std::uint64_t RowStore::sweep(std::size_t max_rows) {
   const std::size_t parts = pools_.size() + tables_.size();
   std::size_t done = 0;
   std::uint64_t looked = 0;
   std::size_t visits = 0;  // each part at most once more than all of them
-  while (remaining() > 0 && done < max_rows && looked < kSweepLook && visits <= parts && log_.has_room()) {
+  while (num_owed_ > 0 && done < max_rows && looked < kSweepLook && visits <= parts && log_.has_room()) {
     if (sweep_part_ >= parts) sweep_part_ = 0;
-    const std::uint64_t begin = sweep_at_, before = remaining();
+    const std::uint64_t begin = sweep_at_, before = num_owed_;
     if (sweep_part_ < pools_.size()) {
       SlotPool& pool = *std::next(pools_.begin(), static_cast<std::ptrdiff_t>(sweep_part_))->second;
-      sweep_at_ = sweep_pool(pool, max_rows - done, owed_only);
+      sweep_at_ = sweep_pool(pool, max_rows - done);
     } else {
-      sweep_at_ = sweep_resident(*tables_[sweep_part_ - pools_.size()], max_rows - done, owed_only);
+      sweep_at_ = sweep_resident(*tables_[sweep_part_ - pools_.size()], max_rows - done);
     }
-    done += before - remaining();
+    done += before - num_owed_;
     looked += sweep_at_ == 0 ? kSweepLook / 64 : sweep_at_ - begin;
     if (sweep_at_ == 0) {
       ++sweep_part_;
       ++visits;
     }
   }
-  return remaining();
+  return num_owed_;
 }
 
 // Both return where to go on, or 0 at the end.
-std::uint64_t RowStore::sweep_pool(SlotPool& pool, std::size_t max_rows, bool owed_only) {
+std::uint64_t RowStore::sweep_pool(SlotPool& pool, std::size_t max_rows) {
   const std::uint32_t owed = stamp_of(epoch_ - 1);
   const std::uint64_t end = std::min<std::uint64_t>(pool.index.capacity(), sweep_at_ + kSweepLook);
   std::size_t done = 0;
   for (std::uint64_t slot = sweep_at_; slot < end; ++slot) {
     const std::uint32_t stamp = pool.index.hot(static_cast<std::uint32_t>(slot)).stamp();
-    if (stamp == kClean || (owed_only && stamp != owed)) continue;
+    if (stamp != owed) continue;
     if (done == max_rows || !log_.has_room()) return std::max<std::uint64_t>(slot, 1);
     append_slot(pool, static_cast<std::uint32_t>(slot));
     ++done;
@@ -195,7 +194,7 @@ std::uint64_t RowStore::sweep_pool(SlotPool& pool, std::size_t max_rows, bool ow
   return end == pool.index.capacity() ? 0 : end;
 }
 
-std::uint64_t RowStore::sweep_resident(Table& table, std::size_t max_rows, bool owed_only) {
+std::uint64_t RowStore::sweep_resident(Table& table, std::size_t max_rows) {
   if (!table.resident) return 0;
   const std::uint32_t owed = stamp_of(epoch_ - 1);
   const std::uint64_t end = std::min(table.num_rows, sweep_at_ + kSweepLook);
@@ -203,7 +202,7 @@ std::uint64_t RowStore::sweep_resident(Table& table, std::size_t max_rows, bool 
   std::uint64_t next = end == table.num_rows ? 0 : end;
   table.directory.scan(sweep_at_, end, [&](std::uint64_t row, Entry entry) {
     const auto stamp = static_cast<std::uint32_t>((entry & kStampMask) >> kStampShift);
-    if (stamp == kClean || (owed_only && stamp != owed)) return true;
+    if (stamp != owed) return true;
     if (done == max_rows || !log_.has_room()) {
       next = std::max<std::uint64_t>(row, 1);
       return false;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "check.h"
+#include "kernel_cases.h"
 #include "mtrains/engine.h"
 #include "mtrains/errors.h"
 
@@ -80,7 +81,7 @@ class FlatWriter {
   void settle() {
     engine_.locked([](RowStore& store) {
       if (store.owed() == 0) store.begin_checkpoint();
-      store.sweep(50, true);
+      store.sweep(50);
       store.log().flush(store.epoch() - 1, false, 0);
     });
   }
@@ -121,22 +122,6 @@ struct Config {
   bool two_batches_before_step = false;
 };
 
-std::uint32_t state_floats(Optimizer optimizer, std::uint32_t dim) {
-  switch (optimizer) {
-    case Optimizer::kSgd:
-      return 0;
-    case Optimizer::kAdagrad:
-      return dim;
-    case Optimizer::kRowWiseAdagrad:
-      return 1;
-    case Optimizer::kSparseAdam:
-      return 2 * dim;
-    case Optimizer::kPartialRowWiseAdam:
-      return dim + 1;
-  }
-  return 0;
-}
-
 Run train(const Config& config) {
   constexpr std::uint64_t kRows = 700;
   constexpr std::uint64_t kBags = 24, kPooling = 4;
@@ -150,7 +135,7 @@ Run train(const Config& config) {
     init.b = 1.0f;
     init.key = t;
     engine.add_table("t" + std::to_string(t), kRows, dims[t], config.dtype, init);
-    engine.use_layout(t, engine.add_layout(t, state_floats(config.optimizer, dims[t]), 0.0f));
+    engine.use_layout(t, engine.add_layout(t, cases::state_floats(config.optimizer, dims[t]), 0.0f));
     features.push_back({t, PoolMode::kSum, width});
     width += dims[t];
   }

@@ -138,8 +138,8 @@ class RowStore {
   std::uint64_t begin_checkpoint();
   std::uint64_t owed() const { return num_owed_; }
   std::uint64_t dirty() const { return num_dirty_; }
-  // Appends up to max_rows owed (or all dirty) rows, as far as the log has room; returns how many remain.
-  std::uint64_t sweep(std::size_t max_rows, bool owed_only);
+  // Appends up to max_rows owed rows, as far as the log has room; returns how many remain.
+  std::uint64_t sweep(std::size_t max_rows);
   // Appends the rows that are current in a published segment to the present stream; -1 if the log has no room
   // now.
   std::int64_t evacuate(std::uint32_t number);
@@ -188,8 +188,8 @@ class RowStore {
   void make_pooled(Table& table);
   void empty_slots_of(Table& table);
   SlotPool& pool_of_stride(std::size_t stride);
-  std::uint64_t sweep_pool(SlotPool& pool, std::size_t max_rows, bool owed_only);
-  std::uint64_t sweep_resident(Table& table, std::size_t max_rows, bool owed_only);
+  std::uint64_t sweep_pool(SlotPool& pool, std::size_t max_rows);
+  std::uint64_t sweep_resident(Table& table, std::size_t max_rows);
   bool is_current(Table& table, std::uint64_t row, Location location);
   void move_row(Table& table, std::uint64_t row, Location location, std::uint16_t layout,
                 const std::byte* record);
