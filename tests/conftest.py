@@ -13,6 +13,16 @@ from mtrains import Store
 RESIDENT, TINY = "64MiB", "600"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="every crash and fault of docs/reliability.md (an hour)")
+
+
+@pytest.fixture(scope="session")
+def full(request) -> bool:
+    """Whether tests that sample crashes are to try them all."""
+    return request.config.getoption("--full")
+
+
 @pytest.fixture(params=[RESIDENT, TINY])
 def dram(request) -> str:
     """Budget of the compute tier: all rows fit, or hardly any."""

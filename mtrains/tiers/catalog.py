@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mtrains import _native
 from mtrains.errors import FormatError, MtrainsError
+from mtrains.tiers.commit_points import CommitPoint, PassedPoint, pass_silently
 from mtrains.tiers.disk_budget import SLACK_BYTES, DiskBudget, GrowingFile
 from mtrains.tiers.environment import (
     DATA_FILE,
@@ -50,6 +51,7 @@ class Catalog:
         budget: DiskBudget | None,
         *,
         make_room: Callable[[], None] = lambda: None,
+        passed: PassedPoint = pass_silently,
         readonly: bool = False,
     ) -> None:
         """Open it. `budget` is needed to write; `make_room` is called before an error that the disk is full
@@ -60,6 +62,7 @@ class Catalog:
         )
         self._file = None if budget is None else GrowingFile(self.data_path, budget)
         self._make_room = make_room
+        self._passed = passed
 
     def check_format(self, uuid: str) -> None:
         """Raises: FormatError unless this is a catalog of this format and store."""
@@ -134,8 +137,10 @@ class Catalog:
                 transaction = CatalogTransaction(raw)
                 yield transaction
                 self._allocate(transaction.written_bytes)
+                self._passed(CommitPoint.CATALOG_STAGED)
         except lmdb.Error as error:
             raise environment_error(error, f"committing to {self.data_path}") from error
+        self._passed(CommitPoint.CATALOG_COMMITTED)
 
     @property
     def open_environment(self) -> lmdb.Environment:

@@ -17,6 +17,7 @@ import lmdb
 
 from mtrains.errors import FormatError, StateError, TierIOError
 from mtrains.tiers.catalog_records import StoreState, encode
+from mtrains.tiers.commit_points import CommitPoint, PassedPoint, pass_silently
 from mtrains.tiers.environment import DATA_FILE, environment_error, open_environment
 from mtrains.tiers.filesystem import sync_folder
 from mtrains.tiers.format_record import FORMAT_KEY, FORMAT_VERSION
@@ -69,7 +70,7 @@ class StoreLayout:
         """Return True if the store was created to the end."""
         return self.description.is_file()
 
-    def create(self, seed: int) -> None:
+    def create(self, seed: int, passed: PassedPoint = pass_silently) -> None:
         """Create an empty store under its lock; of a creation that a crash ended, remove what is left first.
 
         Raises: StateError if other files are there, or environments with checkpoints but without store.json.
@@ -80,6 +81,7 @@ class StoreLayout:
                 f"{self.folder} is not a store and not empty (it holds {strangers[0]!r}); name a new folder"
             )
         self._remove_failed_creation()
+        passed(CommitPoint.CREATE_BEGUN)
         uuid = secrets.token_hex(16)
         try:
             self.rows.mkdir()
@@ -88,12 +90,15 @@ class StoreLayout:
             _commit_and_close(
                 environment, {FORMAT_KEY: encode({"rows_format": FORMAT_VERSION, "uuid": uuid})}
             )
+            passed(CommitPoint.CREATE_ROWS)
             create_catalog(
                 self.catalog, uuid, StoreState(uuid=uuid, seed=seed, incarnation=0, next_checkpoint=1)
             )
+            passed(CommitPoint.CREATE_CATALOG)
             for folder in (self.rows, self.catalog, self.folder):
                 sync_folder(folder)
-            self._write_description({"mtrains_store": FORMAT_VERSION, "uuid": uuid})
+            passed(CommitPoint.CREATE_FOLDERS)
+            self._write_description({"mtrains_store": FORMAT_VERSION, "uuid": uuid}, passed)
         except OSError as error:
             raise TierIOError(error.errno, f"cannot create a store in {self.folder}: {error}") from error
 
@@ -113,7 +118,7 @@ class StoreLayout:
             )
         return str(uuid)
 
-    def _write_description(self, description: dict[str, Any]) -> None:
+    def _write_description(self, description: dict[str, Any], passed: PassedPoint) -> None:
         temporary = self.description.with_suffix(".json.tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -121,8 +126,11 @@ class StoreLayout:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        passed(CommitPoint.CREATE_DESCRIBED)
         os.rename(temporary, self.description)
+        passed(CommitPoint.CREATE_RENAMED)
         sync_folder(self.folder)
+        passed(CommitPoint.CREATE_DONE)
 
     def _remove_failed_creation(self) -> None:
         if holds_checkpoints(self.catalog):

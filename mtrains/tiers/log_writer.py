@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mtrains import _native
 from mtrains.errors import FormatError, MtrainsError, StateError, TierIOError
 from mtrains.tiers.catalog_records import TableRecord
+from mtrains.tiers.commit_points import CommitPoint, PassedPoint
 from mtrains.tiers.container import SegmentContainer
 from mtrains.tiers.environment import is_full
 from mtrains.tiers.gc import DEFAULT_POLICY, GcPolicy, choose_victims, policy_for
@@ -61,6 +62,7 @@ class WriterContext:
     closing_meta: Callable[[int], bytes | None]  # meta bytes of the segment that closes an epoch
     background: Callable[[], bool]  # one bounded step of work that nobody waits for; False if there is none
     clock: Callable[[], float]
+    passed: PassedPoint
 
 
 class LogWriter:
@@ -265,14 +267,18 @@ class LogWriter:
             return
         numbers = [number for number, _ in due]
         values = [(segment.segment_id, segment.value) for segment in segments]
+        passed = self._context.passed
+        passed(CommitPoint.DELETE_CHOSEN if due else CommitPoint.APPEND_SEALED)
         try:
             self._container.append(values, [segment_id for _, segment_id in due], privileged=privileged)
         except MtrainsError:
             self._engine.undelete(numbers)
             raise
+        passed(CommitPoint.DELETE_COMMITTED if due else CommitPoint.APPEND_COMMITTED)
         self._engine.deleted(numbers)
         if segments:
             self._publish(segments)
+            passed(CommitPoint.APPEND_PUBLISHED)
         self.counters.segments_deleted += len(numbers)
         self.counters.commits += 1
         self.counters.write_seconds += self._context.clock() - begin
@@ -298,6 +304,7 @@ class LogWriter:
             for _ in batch:
                 self._orphans.popleft()
             self.counters.segments_deleted += len(batch)
+            self._context.passed(CommitPoint.ORPHANS_DELETED)
 
     def _meta(self, segment: _native.SealedSegment) -> bytes:
         closing = self._context.closing_meta(segment.epoch) if segment.closes else None
@@ -446,6 +453,7 @@ class LogWriter:
             )
             return True
         self._emptied.add(segment_id)
+        self._context.passed(CommitPoint.GC_EVACUATED)
         share = _live_share(victim)
         # What it writes gives credit once it is appended; taken away here, so that only training's bytes do.
         self._credit -= 1 + _EVACUATIONS_PER_SEGMENT * share

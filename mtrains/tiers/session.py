@@ -24,6 +24,7 @@ from mtrains.tiers.checkpoint import (
     restore_catalog,
 )
 from mtrains.tiers.checkpoint_jobs import CallJob, CheckpointJob, FlushJob, PrepareJob
+from mtrains.tiers.commit_points import CommitPoint, PassedPoint, pass_silently
 from mtrains.tiers.container import LmdbSegmentContainer
 from mtrains.tiers.deltas import delta_heads
 from mtrains.tiers.disk_budget import DiskBudget
@@ -46,7 +47,7 @@ __all__ = ["Session", "SessionOptions", "open_session"]
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions:
     """How to open a store. seed: of a new store; an existing one keeps its own. cap_bytes: None is
-    unlimited."""
+    unlimited. passed: told each commit point, for tests."""
 
     seed: int
     dram_bytes: int
@@ -54,6 +55,7 @@ class SessionOptions:
     io_engine: str
     num_threads: int
     keep: int
+    passed: PassedPoint = pass_silently
 
 
 class Session:
@@ -115,10 +117,12 @@ class Session:
         lock = StoreLock(layout.folder)
         self._closing.append(lock.release)
         if not layout.exists():
-            layout.create(options.seed)
+            layout.create(options.seed, options.passed)
         uuid = layout.check()
         self.budget = DiskBudget(options.cap_bytes, layout.data_files)
-        self.catalog = Catalog(layout.catalog, self.budget, make_room=self._shrink_reserve)
+        self.catalog = Catalog(
+            layout.catalog, self.budget, make_room=self._shrink_reserve, passed=options.passed
+        )
         self._closing.append(self.catalog.close)
         self.catalog.check_format(uuid)
         self.container = LmdbSegmentContainer(layout.rows, self.budget)
@@ -127,8 +131,11 @@ class Session:
         self.checkpoints = tuple(read_checkpoints(self.catalog))
         self.stored_tables = tuple(read_tables(self.catalog))
         self.tables = self.stored_tables
+        options.passed(CommitPoint.OPEN_READ)
         self.state = begin_incarnation(self.catalog, read_state(self.catalog), self.checkpoints)
+        options.passed(CommitPoint.OPEN_INCARNATION)
         self._start()
+        options.passed(CommitPoint.OPEN_LOADED)
 
     def _start(self) -> None:
         """Make the engine and its writer thread, at the last checkpoint."""
@@ -159,6 +166,7 @@ class Session:
             closing_meta=lambda epoch: self._closing_metas.pop(epoch, None),
             background=self._fold_step,
             clock=time.monotonic,
+            passed=self.options.passed,
         )
         self.io_engine = loaded.effective_engine
         writer = LogWriter(engine, self.container, context, loaded.orphans)
@@ -178,8 +186,13 @@ class Session:
         child."""
         if os.getpid() != self.pid:
             return
+        passed = self.options.passed
+        passed(CommitPoint.CLOSE_BEGUN)
         self._stop()
+        passed(CommitPoint.CLOSE_STOPPED)
         while self._closing:
+            if len(self._closing) == 1:
+                passed(CommitPoint.CLOSE_DONE)
             self._closing.pop()()
 
     def _stop(self) -> None:
@@ -236,6 +249,7 @@ class Session:
         REQUIRES: `prepare_checkpoint` just ended, no other is running. cuts: taken since then.
         """
         epoch = self.writer.begin_checkpoint()
+        self.options.passed(CommitPoint.CHECKPOINT_BEGUN)
         record = CheckpointRecord(
             number=self.state.next_checkpoint,
             epoch=epoch,
@@ -277,11 +291,13 @@ class Session:
             self.writer.stop()
             self._keep_counters()
             self._stop()
+            self.options.passed(CommitPoint.RESTORE_STOPPED)
             self._fold = None
             self._closing_metas.clear()
             self.checkpoints = tuple(read_checkpoints(self.catalog))
             self.state = read_state(self.catalog)
             self._start()
+            self.options.passed(CommitPoint.RESTORE_LOADED)
         except BaseException:
             self.close()
             raise
@@ -314,12 +330,16 @@ class Session:
     # --- on the writer thread
 
     def _restore_catalog(self, target: CheckpointRecord) -> None:
+        self.options.passed(CommitPoint.RESTORE_BEGUN)
         segments = read_segments(self.catalog)
         restore_catalog(self.catalog, self.state, self.checkpoints, target, segments)
+        self.options.passed(CommitPoint.RESTORE_COMMITTED)
 
     def _commit(self, draft: CheckpointDraft) -> CheckpointRecord:
-        epoch = draft.record.epoch
+        epoch, passed = draft.record.epoch, self.options.passed
+        passed(CommitPoint.CHECKPOINT_WRITTEN)
         self.container.sync()
+        passed(CommitPoint.CHECKPOINT_SYNCED)
         self.state, kept = commit_checkpoint(
             draft,
             self.engine.changes(epoch),
@@ -329,17 +349,20 @@ class Session:
             stored_tables=self.stored_tables,
             keep=self.options.keep,
         )
+        passed(CommitPoint.CHECKPOINT_COMMITTED)
         self.checkpoints = tuple(kept)
         self.stored_tables = draft.tables
         self.engine.finish_checkpoint(epoch, kept[0].epoch)
         self.checkpoint_count += 1
         self._fold_due = True
+        passed(CommitPoint.CHECKPOINT_FINISHED)
         return draft.record
 
     def _change(self, changed: Sequence[CheckpointRecord]) -> None:
         self.checkpoints = tuple(
             change_checkpoints(self.catalog, self.checkpoints, changed, self.options.keep)
         )
+        self.options.passed(CommitPoint.MARKS_CHANGED)
         self._fold_due = True
         self.writer.poke()
 
@@ -359,6 +382,7 @@ class Session:
         ).to_bytes()
         self._closing_metas[record.epoch] = meta
         self.engine.flush(record.epoch, True, len(meta))
+        self.options.passed(CommitPoint.CHECKPOINT_SWEPT)
 
     def _fold_step(self) -> bool:
         """Move some entries of old deltas into the base; return whether there was anything to do."""
@@ -377,6 +401,7 @@ class Session:
                 raise
             self._fold = None  # again after the next checkpoint
             return False
+        self.options.passed(CommitPoint.FOLD_COMMITTED if more else CommitPoint.FOLD_DONE)
         for table, first, last in moved:
             pages, offsets = self.catalog.base_pages(table, first, last)
             self.engine.set_base(table, pages, offsets)

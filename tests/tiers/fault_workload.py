@@ -1,0 +1,212 @@
+"""A run of training that may be cut anywhere: it goes on from the last checkpoint, to the same bits at every step.
+
+It has sessions, checkpoints, garbage collection, folds, flushes, restores, a pin, releases. Before and after every
+change of the checkpoints it says so in a log outside of the store, so that a test knows which may be the newest.
+"""
+
+import json
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch._dynamo  # the first optimizer would import it, in every child
+
+import mtrains
+import mtrains.store
+from mtrains.tiers import checkpoint, fold, log_writer
+from mtrains.tiers.commit_points import CommitPoint
+from mtrains.tiers.gc import GcPolicy
+from mtrains.tiers.verify import verify_store
+
+STEPS, EVERY = 28, 4
+SESSION_ENDS = (8, 16)
+DETOURS = (4, 20)  # after these steps others are trained and dropped again
+PIN_AT, RELEASE_AT, UNPIN_AT = 12, 16, 20
+NUM_ROWS, DIM, BATCH = 3000, 8, 400
+
+
+def make_everything_happen_early():
+    """In a small store nothing is collected, folded, or committed ahead."""
+    policy = GcPolicy(slack=1)
+    log_writer.DEFAULT_POLICY, log_writer.policy_for = policy, lambda room: policy
+    log_writer._GATHER_SECONDS = 0.01
+    fold._MAX_DELTAS, fold._STEP_PAGES = 2, 1
+    checkpoint._COMMIT_BYTES = 1
+
+
+def tell(passed):
+    """Have every store of this process tell its commit points to `passed`."""
+    open_session = mtrains.store.open_session
+    mtrains.store.open_session = lambda folder, options: open_session(folder, replace(options, passed=passed))
+
+
+class Run:
+    """The run in `folder`: the store is folder/s, the log folder/acknowledged."""
+
+    def __init__(self, folder, dram="32KiB", ssd=None):
+        self.folder, self.dram, self.ssd = Path(folder), dram, ssd
+        self.log = os.open(self.folder / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.digests = {}
+
+    def open(self):
+        self.store = mtrains.Store(self.folder / "s", dram=self.dram, ssd=self.ssd, seed=1, keep=2)
+        specs = [mtrains.TableSpec(name, NUM_ROWS, DIM) for name in "ab"]
+        self.bags = mtrains.TieredEmbeddingBagCollection(specs, store=self.store)
+        self.optimizer = mtrains.optim.Adagrad(self.bags.parameters(), lr=0.1)
+
+    def newest(self):
+        done = self.store.checkpoints()
+        return done[-1] if done else None
+
+    def to_the_end(self):
+        """Go on from the newest checkpoint; return the digest of the last step."""
+        while True:
+            self.open()
+            if self.session():
+                break
+            self.store.close()
+        digest = self.store.digest()
+        self.store.close()
+        return digest
+
+    def session(self):
+        newest = self.newest()
+        if newest is not None and newest.tag == "detour":
+            self.restore(newest.step)
+        at = 0 if self.newest() is None else self.newest().step
+        while at < STEPS:
+            at += 1
+            self.train(at)
+            if at % EVERY == 0:
+                self.checkpoint(at, at)
+                self.others(at)
+                if at in SESSION_ENDS:
+                    self.train(1000 + at)
+                    self.store.flush()
+                    return False
+        return True
+
+    def others(self, at):
+        if at in DETOURS:
+            self.train(2000 + at)
+            self.checkpoint("detour", at)
+            self.train(3000 + at)
+            self.restore(at)
+        if at == PIN_AT:
+            self.store.hold_epoch()
+        if at == RELEASE_AT:
+            self.store.release(at)
+        if at == UNPIN_AT:
+            for held in [c for c in self.store.checkpoints() if c.pinned]:
+                self.store.release(held.epoch)
+
+    def train(self, number):
+        random = np.random.default_rng(number)
+        ids = torch.from_numpy(random.integers(0, NUM_ROWS, (2 * BATCH,)))
+        offsets = torch.arange(0, 2 * BATCH + 1, 2)
+        out = self.bags(ids, offsets)
+        weights = torch.from_numpy(random.random(out.shape, np.float32))
+        self.optimizer.zero_grad()
+        (out * weights).sum().backward()
+        self.optimizer.step()
+
+    def checkpoint(self, tag, step):
+        self.say("begin", tag)
+        self.store.checkpoint(tag, step=step)
+        self.say("end", tag)
+        if self.digests is not None:
+            self.digests[f"{tag} {step}"] = self.store.digest()
+
+    def say(self, what, tag):
+        os.write(self.log, f"{what} {tag}\n".encode())
+
+    def restore(self, tag):
+        self.say("begin", tag)
+        self.store.restore(tag)
+        self.say("end", tag)
+
+
+def possible_newest(folder):
+    """Return the tags of which one is the newest checkpoint's now; "" is none."""
+    possible = {""}
+    for line in (Path(folder) / "acknowledged").read_text().splitlines():
+        kind, tag = line.split()
+        possible = possible | {tag} if kind == "begin" else {tag}
+    return possible
+
+
+def undisturbed(folder):
+    """Run to the end; return what every checkpoint's rows are, and how often each point was passed."""
+    passings = dict.fromkeys((point.name for point in CommitPoint), 0)
+
+    def count(point):
+        passings[point.name] += 1
+
+    tell(count)
+    run = Run(folder)
+    return {"final": run.to_the_end(), "digests": run.digests, "passings": passings}
+
+
+def killed(folder, point, passing):
+    """Run until the process kills itself at one passing of a point, or to the end."""
+    left = passing
+
+    def kill(passed):
+        nonlocal left
+        if passed.name == point:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), 9)
+
+    tell(kill)
+    run = Run(folder)
+    run.digests = None
+    run.to_the_end()
+    return None
+
+
+def recovered(folder, digests, final, oldest):
+    """Check the store that a cut run left, go on from its newest or oldest checkpoint; return what is wrong."""
+    problems = []
+    path = Path(folder) / "s"
+    if (path / "store.json").exists():
+        problems += verify_store(path)
+    run = Run(folder)
+    run.digests = None
+    run.open()
+    newest = run.newest()
+    tag = "" if newest is None else str(newest.tag)
+    if tag not in possible_newest(folder):
+        problems.append(f"the newest checkpoint is {tag!r}, not of {sorted(possible_newest(folder))}")
+    for one in [newest, *run.store.checkpoints()[:1]] if oldest else [newest]:
+        if one is None:
+            continue
+        if one is not newest:
+            run.store.restore(one.tag if one.tag is not None else one.epoch)
+        if one.tag is not None and run.store.digest() != digests[f"{one.tag} {one.step}"]:
+            problems.append(f"checkpoint {one.tag!r} of step {one.step} has other rows")
+    run.store.close()
+    if run.to_the_end() != final:
+        problems.append("training went on to other bits")
+    problems += verify_store(path)
+    return problems
+
+
+def prepare():
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    make_everything_happen_early()
+
+
+CALLS = {call.__name__: call for call in (undisturbed, killed, recovered)}
+
+
+def call(name, arguments):
+    """Do one of the calls above; for fork_server.py."""
+    prepare()
+    return json.dumps(CALLS[name](**arguments))
+
+
