@@ -11,6 +11,7 @@ namespace mtrains {
 namespace {
 
 constexpr std::size_t kStagingBlocks = 1024;
+constexpr std::size_t kSpareBuffers = 16;
 // Room kept in a header for the meta bytes of an ordinary segment: fixed, and for each table in it.
 constexpr std::size_t kMetaFixedBytes = 2048;
 constexpr std::size_t kMetaTableBytes = 1024;
@@ -30,6 +31,7 @@ SegmentLog::SegmentLog(std::uint32_t incarnation, std::uint32_t max_pending, std
     : incarnation_(incarnation),
       max_pending_(max_pending),
       max_blocks_(max_blocks),
+      buffers_(std::make_shared<BufferPool>(kSegmentImageBytes, kSpareBuffers)),
       segments_(1),
       staging_((kStagingBlocks + kSegmentPages) * kPageBytes, /*huge=*/false) {}
 
@@ -187,8 +189,7 @@ std::shared_ptr<PendingSegment> SegmentLog::start(std::uint64_t epoch) {
     if (number >= kMaxSegments) throw CapacityError("the log holds 2^24 segments (16 TiB), its limit");
     segments_.emplace_back();
   }
-  auto pending = std::make_shared<PendingSegment>();
-  pending->image = MemoryMap(kSegmentImageBytes, /*huge=*/false);
+  auto pending = std::make_shared<PendingSegment>(buffers_);
   pending->header.number = number;
   pending->header.epoch = epoch;
   pending->header.segment_id = (std::uint64_t{incarnation_} << 32) | next_sequence_++;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "mtrains/block_reader.h"
+#include "mtrains/buffer_pool.h"
 #include "mtrains/location.h"
 #include "mtrains/memory_map.h"
 #include "mtrains/read_generations.h"
@@ -30,8 +31,17 @@ enum class SegmentState : std::uint8_t {
 
 // A segment that waits for its commit. Shared with the writer thread until it is published.
 struct PendingSegment {
+  explicit PendingSegment(std::shared_ptr<BufferPool> pool)
+      : buffers(std::move(pool)), image(buffers->take()) {}
+  ~PendingSegment() { buffers->give(std::move(image)); }
+  PendingSegment(const PendingSegment&) = delete;
+  PendingSegment& operator=(const PendingSegment&) = delete;
+
+  const std::shared_ptr<BufferPool>
+      buffers;  // its own share: Python may hold a segment for longer than the log
   SegmentHeader header;
-  MemoryMap image;                                                               // kSegmentImageBytes
+  MemoryMap
+      image;  // kSegmentImageBytes; what no row fills holds an earlier segment's bytes until it is sealed
   std::map<std::pair<std::uint32_t, std::uint16_t>, std::uint32_t> open_blocks;  // (table, layout) -> block
   std::size_t header_size = 0;                                                   // without meta
   std::size_t meta_reserve = 0;
@@ -150,6 +160,7 @@ class SegmentLog {
   std::uint32_t max_pending_;
   std::uint32_t max_blocks_;
   std::uint32_t num_pending_ = 0;
+  std::shared_ptr<BufferPool> buffers_;             // of pending segments
   std::map<std::uint64_t, std::uint32_t> pending_;  // epoch -> unpublished segments
   std::vector<Segment> segments_;                   // by number; 0 unused
   std::vector<std::uint32_t> free_numbers_;
