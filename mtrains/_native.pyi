@@ -1,7 +1,7 @@
 """The native core. Pointers are addresses from Tensor.data_ptr(); the caller keeps the memory alive and of the stated
 type, shape and contiguity. Every method that takes long releases the GIL. Only `mtrains` itself calls this module."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,37 @@ def merge_sums(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]: ...  # of the union of rows; both ascending
 def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]: ...  # [n]
 def widen(values: NDArray[np.float32]) -> NDArray[np.float64]: ...
+
+class SlotRange:
+    """Memory of slots that never moves; slot_memory.h."""
+    max_bytes: int
+    committed: int
+    def commit(self, bytes: int) -> bool: ...
+    def decommit(self, bytes: int) -> None: ...
+    def view(self) -> NDArray[np.uint8]: ...  # [committed]; invalid where it is decommitted later
+
+class SlotMemory:
+    """The memory of one slot tier."""
+    unit_bytes: int
+    bytes_in_use: int
+    def reserve(self, max_bytes: int, huge: bool = False) -> SlotRange: ...  # keeps this alive
+
+class FileMemory(SlotMemory):
+    """An arena: units of a file. grow() -> (offset, length) or None; it is called with the arena locked, so nothing that
+    holds the GIL may wait for that lock. Its OSError, CapacityError and StateError come up as errors of mtrains."""
+    budget_bytes: int  # in whole units
+    def __init__(self, fd: int, budget_bytes: int, grow: Callable[[], tuple[int, int] | None]) -> None: ...
+
+class BandwidthLimit:
+    """Waits as a slower device would; bandwidth_limit.h."""
+    read_seconds_slept: float
+    write_seconds_slept: float
+    def __init__(
+        self, *, read_bytes_per_second: float, write_bytes_per_second: float, read_latency_seconds: float,
+        write_latency_seconds: float, granule_bytes: int,
+    ) -> None: ...
+    def charge_read(self, num_requests: int, bytes_each: int) -> None: ...  # waits
+    def charge_write(self, num_requests: int, bytes_each: int) -> None: ...
 
 def read_segment(path: str, offset: int) -> SegmentImage:
     """Parse and check one segment of the data file `path` at `offset` (verify, rebuild). CorruptionError -> FormatError."""

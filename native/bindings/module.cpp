@@ -20,6 +20,7 @@ namespace mtrains {
 void bind_engine(nb::module_& m);
 void bind_row_sums(nb::module_& m);
 void bind_segments(nb::module_& m);
+void bind_slot_memory(nb::module_& m);
 
 namespace {
 
@@ -72,5 +73,6 @@ NB_MODULE(_native, m) {
   m.def("locate_values", &locate, "path"_a, "min_key"_a = 0, "max_key"_a = ~std::uint64_t{0});
   bind_segments(m);
   bind_row_sums(m);
+  bind_slot_memory(m);
   bind_engine(m);
 }
