@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mtrains import init, optim
     from mtrains.collection import TieredEmbeddingBagCollection
+    from mtrains.devices import EmulatedDevice
     from mtrains.embedding_bag import TieredEmbedding, TieredEmbeddingBag
     from mtrains.errors import CapacityError, FormatError, MtrainsError, StateError, TierIOError
     from mtrains.ignored import ignored_parameters
+    from mtrains.scm import Scm
     from mtrains.specs import TableSpec
     from mtrains.store import Store
     from mtrains.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "CapacityError",
+    "EmulatedDevice",
     "FormatError",
     "MtrainsError",
+    "Scm",
     "StateError",
     "Store",
     "TableSpec",
@@ -37,8 +41,10 @@ __all__ = [
 # Where each name is. It is imported when it is first used (PEP 562), so that `mtrains --help` does not import torch.
 _HOMES = {
     "CapacityError": "errors",
+    "EmulatedDevice": "devices",
     "FormatError": "errors",
     "MtrainsError": "errors",
+    "Scm": "scm",
     "StateError": "errors",
     "Store": "store",
     "TableSpec": "specs",

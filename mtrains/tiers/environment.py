@@ -9,7 +9,7 @@ import lmdb
 
 from mtrains.errors import CapacityError, FormatError, MtrainsError, TierIOError
 
-__all__ = ["DATA_FILE", "LMDB_PAGE_BYTES", "environment_error", "is_full", "open_environment"]
+__all__ = ["DATA_FILE", "LMDB_PAGE_BYTES", "check_library", "environment_error", "is_full", "open_environment"]
 
 DATA_FILE = "data.mdb"
 LMDB_PAGE_BYTES = 4096
@@ -41,13 +41,7 @@ def open_environment(
         )
     except lmdb.Error as error:
         raise environment_error(error, f"opening {folder}") from error
-    version, page_bytes = environment.lib_version(), environment.stat()["psize"]
-    if version[:2] != _LIBRARY or page_bytes != LMDB_PAGE_BYTES:
-        environment.close()
-        raise FormatError(
-            f"{folder} needs LMDB 0.9 with pages of {LMDB_PAGE_BYTES} bytes, here is {version} with "
-            f"{page_bytes}"
-        )
+    page_bytes = check_library(environment, str(folder))
     size, needed = (folder / DATA_FILE).stat().st_size, (environment.info()["last_pgno"] + 1) * page_bytes
     if size < needed:  # a read of the map beyond the end would be SIGBUS
         environment.close()
@@ -55,6 +49,18 @@ def open_environment(
     if not readonly:
         environment.reader_check()
     return environment
+
+
+def check_library(environment: lmdb.Environment, what: str) -> int:
+    """Return the page size. Raises: FormatError, after closing, if it is not that of a store, or the library
+    another."""
+    version, page_bytes = environment.lib_version(), int(environment.stat()["psize"])
+    if version[:2] != _LIBRARY or page_bytes != LMDB_PAGE_BYTES:
+        environment.close()
+        raise FormatError(
+            f"{what} needs LMDB 0.9 with pages of {LMDB_PAGE_BYTES} bytes, here is {version} with {page_bytes}"
+        )
+    return page_bytes
 
 
 def _remedy(folder: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mtrains.errors import StateError, TierIOError
 
-__all__ = ["allocated_bytes", "check_file_system", "sync_folder"]
+__all__ = ["allocated_bytes", "check_file_system", "file_system_magic", "sync_folder"]
 
 # f_type of statfs(2): linux/magic.h, fs/smb, fs/zfs.
 _REFUSED = {
@@ -29,7 +29,7 @@ def check_file_system(folder: Path) -> None:
 
     Raises: StateError naming the file system: their locks, shared maps or O_DIRECT do not keep a store safe.
     """
-    magic = _file_system_magic(folder)
+    magic = file_system_magic(folder)
     if magic in _REFUSED:
         raise StateError(
             f"{folder} is on {_REFUSED[magic]}, whose locks, memory maps and write order cannot keep "
@@ -45,7 +45,7 @@ def check_file_system(folder: Path) -> None:
         )
 
 
-def _file_system_magic(folder: Path) -> int:
+def file_system_magic(folder: Path) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = (ctypes.c_long * (_STATFS_BYTES // ctypes.sizeof(ctypes.c_long)))()
     if libc.statfs(os.fsencode(folder), buffer) != 0:

@@ -57,16 +57,16 @@ def test_another_format_version_is_refused(tmp_path):
 
 @pytest.mark.parametrize("magic", sorted(filesystem._REFUSED))
 def test_network_and_fuse_file_systems_are_refused_by_name(tmp_path, monkeypatch, magic):
-    monkeypatch.setattr(filesystem, "_file_system_magic", lambda folder: magic)
+    monkeypatch.setattr(filesystem, "file_system_magic", lambda folder: magic)
     with pytest.raises(StateError, match=filesystem._REFUSED[magic].split()[0]):
         filesystem.check_file_system(tmp_path)
 
 
 def test_copy_on_write_file_systems_warn(tmp_path, monkeypatch):
-    monkeypatch.setattr(filesystem, "_file_system_magic", lambda folder: 0x9123683E)
+    monkeypatch.setattr(filesystem, "file_system_magic", lambda folder: 0x9123683E)
     with pytest.warns(UserWarning, match="btrfs"):
         filesystem.check_file_system(tmp_path)
 
 
 def test_the_file_system_of_the_tests_is_known(tmp_path):
-    assert filesystem._file_system_magic(tmp_path) not in filesystem._REFUSED
+    assert filesystem.file_system_magic(tmp_path) not in filesystem._REFUSED
