@@ -1,0 +1,1 @@
+"""Tables from and to files of other libraries, as streams: .npy and .safetensors."""
