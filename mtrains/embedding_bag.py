@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from mtrains.eager import outside_graphs
@@ -13,6 +14,7 @@ from mtrains.lookup import Bags, PooledLookup
 from mtrains.specs import TableSpec
 from mtrains.store import Store
 from mtrains.tiered_table import TieredTable
+from mtrains.transfer.sources import Rows, open_source, table_dtype
 
 __all__ = ["TieredEmbedding", "TieredEmbeddingBag"]
 
@@ -45,6 +47,7 @@ class _LookupModule(TieredTable):
         init: Init | None,
     ) -> None:
         _check_supported(max_norm, scale_grad_by_freq, device, weight, init)
+        _check_shape(weight, num_embeddings, embedding_dim)
         store = Store() if store is None else store
         spec = TableSpec(
             store.next_name() if name is None else name,
@@ -127,7 +130,7 @@ class TieredEmbeddingBag(_LookupModule):
     @classmethod
     def from_pretrained(
         cls,
-        weight: torch.Tensor,
+        weight: Rows,
         freeze: bool = True,
         max_norm: float | None = None,
         norm_type: float = 2.0,
@@ -139,23 +142,39 @@ class TieredEmbeddingBag(_LookupModule):
         *,
         store: Store | None = None,
         name: str | None = None,
+        key: str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> TieredEmbeddingBag:
-        """Return a module with these rows, copied in chunks; frozen by default, as nn.EmbeddingBag's."""
-        num_embeddings, embedding_dim = _matrix_shape(weight)
-        module = cls(
-            num_embeddings,
-            embedding_dim,
-            max_norm,
-            norm_type,
-            scale_grad_by_freq,
-            mode,
-            sparse,
-            weight,
-            include_last_offset,
-            padding_idx,
-            store=store,
-            name=name,
-        )
+        """Return a module with these rows; frozen by default, as nn.EmbeddingBag's.
+
+        Rows go to their tiers in chunks of some MiB, so a file may be many times larger than memory.
+
+        Args:
+            weight: float32, float16, bfloat16 or float64 of shape (num_embeddings, embedding_dim): a tensor, a
+                numpy array (np.load(path, mmap_mode="r") too), or the path of a .npy or .safetensors file.
+            key: name of the tensor in a .safetensors file; may be left out if it has one only.
+            dtype: of the table; by default that of the rows, and float32 for float64.
+        Raises:
+            ValueError, TypeError: shape, dtype, key or suffix. FormatError: a file is damaged or cut short.
+            ImportError: the optional safetensors package is missing. If the import fails half way, rows before
+            the failure are written and the store is usable: call it again, or restore a checkpoint.
+        """
+        with open_source(weight, key) as source:
+            module = cls(
+                *source.shape,
+                max_norm,
+                norm_type,
+                scale_grad_by_freq,
+                mode,
+                sparse,
+                None,
+                include_last_offset,
+                padding_idx,
+                dtype=source.dtype if dtype is None else dtype,
+                store=store,
+                name=name,
+            )
+            module._write_source(source)
         module.weight.requires_grad_(not freeze)
         return module
 
@@ -268,7 +287,7 @@ class TieredEmbedding(_LookupModule):
     @classmethod
     def from_pretrained(
         cls,
-        weight: torch.Tensor,
+        weight: Rows,
         freeze: bool = True,
         padding_idx: int | None = None,
         max_norm: float | None = None,
@@ -278,22 +297,27 @@ class TieredEmbedding(_LookupModule):
         *,
         store: Store | None = None,
         name: str | None = None,
+        key: str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> TieredEmbedding:
-        """Return a module with these rows, copied in chunks; frozen by default, as nn.Embedding's."""
-        num_embeddings, embedding_dim = _matrix_shape(weight)
-        return cls(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            max_norm,
-            norm_type,
-            scale_grad_by_freq,
-            sparse,
-            weight,
-            freeze,
-            store=store,
-            name=name,
-        )
+        """Return a module with these rows; frozen by default, as nn.Embedding's. Otherwise as
+        TieredEmbeddingBag.from_pretrained, which says what the arguments are."""
+        with open_source(weight, key) as source:
+            module = cls(
+                *source.shape,
+                padding_idx,
+                max_norm,
+                norm_type,
+                scale_grad_by_freq,
+                sparse,
+                None,
+                freeze,
+                dtype=source.dtype if dtype is None else dtype,
+                store=store,
+                name=name,
+            )
+            module._write_source(source)
+        return module
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the rows of `input` (int32 or int64, any shape): [*input.shape, D], of the table's dtype."""
@@ -319,16 +343,17 @@ class TieredEmbedding(_LookupModule):
             self.read_dense(),
         )
 
-    def _check_written(self, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        super()._check_written(rows, values)
+    def _check_padding_row(self, written: Iterable[torch.Tensor]) -> None:
         if self.padding_idx is None:
             return
-        # Every bit but the sign: when subnormals are flushed, a comparison takes them for 0.
-        if (values[rows == self.padding_idx].view(np.uint32) << 1).any():
-            raise ValueError(
-                f"table {self.table.name!r}: the row of padding_idx={self.padding_idx} reads as zeros, other "
-                "values cannot be written to it"
-            )
+        for rows in written:
+            # Every bit but the sign: when subnormals are flushed, a comparison takes them for 0.
+            values = rows.detach().to("cpu", torch.float32).contiguous().numpy()
+            if (values.view(np.uint32) << 1).any():
+                raise ValueError(
+                    f"table {self.table.name!r}: the row of padding_idx={self.padding_idx} reads as zeros, other "
+                    "values cannot be written to it"
+                )
 
 
 @outside_graphs
@@ -395,13 +420,14 @@ def _check_supported(
         raise ValueError("_weight and init both give the rows; pass one of them")
 
 
+def _check_shape(weight: torch.Tensor | None, num_embeddings: int, embedding_dim: int) -> None:
+    if weight is not None and tuple(weight.shape) != (num_embeddings, embedding_dim):
+        raise ValueError(
+            f"_weight must have shape ({num_embeddings}, {embedding_dim}), got {tuple(weight.shape)}"
+        )
+
+
 def _dtype(dtype: torch.dtype | None, weight: torch.Tensor | None) -> torch.dtype:
-    if weight is not None:
-        return weight.dtype
-    return torch.get_default_dtype() if dtype is None else dtype
-
-
-def _matrix_shape(weight: torch.Tensor) -> tuple[int, int]:
-    if weight.ndim != 2:
-        raise ValueError(f"a weight has shape (num_embeddings, embedding_dim), got {tuple(weight.shape)}")
-    return weight.shape[0], weight.shape[1]
+    if dtype is not None:
+        return dtype
+    return torch.get_default_dtype() if weight is None else table_dtype(weight)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -25,6 +25,7 @@ from mtrains.tiers.catalog_records import CheckpointRecord
 from mtrains.tiers.digest import digest_rows
 from mtrains.tiers.jobs import Ticket
 from mtrains.tiers.session import Session, SessionOptions, open_session
+from mtrains.transfer.export import ExportOptions, Progress, export_store
 from mtrains.units import parse_bytes
 
 __all__ = ["Checkpoint", "OptimizerBinding", "Store", "StoreStats", "Table"]
@@ -179,10 +180,11 @@ class Store:
             self.check_writable()
             return self._registry.add(spec)
 
-    def tables(self) -> list[Table]:
-        """Return all tables of the store, also those that no module uses yet, in order of their creation."""
+    def tables(self, names: Sequence[str] | None = None) -> list[Table]:
+        """Return all tables of the store, also those that no module uses yet, in order of their creation; or those
+        of these names. Raises: StateError naming the tables if there is none such."""
         self._open()
-        return list(self._registry.tables)
+        return list(self._registry.tables) if names is None else self._registry.named(names)
 
     def next_name(self) -> str:
         """Return a free name "table_0", "table_1", ... Raises: ValueError unless the store is temporary."""
@@ -305,6 +307,29 @@ class Store:
         with self._lock:
             self.check_open()
             return digest_rows(self.engine, self._registry.digest_tables())
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tables: Sequence[str] | None = None,
+        optimizer_state: bool = False,
+        dtype: torch.dtype | None = None,
+        format: Literal["safetensors", "npy"] = "safetensors",
+        progress: Progress | None = None,
+    ) -> None:
+        """Write tables to one .safetensors file, as "NAME.weight", or to a new folder with a file a table.
+
+        Rows, states and errors are as in export() of a module, which writes one table.
+
+        Args:
+            path: ends in .safetensors (or .npy, for one table), else it is a folder.
+            tables: names; all by default.
+            optimizer_state: "NAME.sum" and so on too, of the tables that have an optimizer.
+            format: of the files in a folder.
+        """
+        options = ExportOptions(optimizer_state=optimizer_state, dtype=dtype, progress=progress)
+        export_store(self.tables(tables), path, format, options)
 
     def stats(self) -> StoreStats:
         """Return counters since the store was opened, and its present sizes, taken in one call."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -116,6 +116,14 @@ class TableRegistry:
         self.tables.append(table)
         self._by_name[table.name] = table
         return table
+
+    def named(self, names: Sequence[str]) -> list[Table]:
+        """Return the tables of these names, each once. Raises: StateError naming the tables if one is missing."""
+        for name in names:
+            if name not in self._by_name:
+                known = ", ".join(repr(table.name) for table in self.tables) or "none"
+                raise StateError(f"the store has no table {name!r}; its tables are: {known}")
+        return [self._by_name[name] for name in dict.fromkeys(names)]
 
     def next_name(self) -> str:
         """Return the first free numbered name."""

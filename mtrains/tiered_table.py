@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +16,8 @@ from mtrains.errors import StateError
 from mtrains.specs import TableSpec
 from mtrains.state import load_reference, reference_to
 from mtrains.store import Store, Table
+from mtrains.transfer.export import ExportOptions, Progress, export_table
+from mtrains.transfer.sources import Rows, RowSource, open_source
 from mtrains.weight import TieredWeight
 
 __all__ = ["TieredTable"]
@@ -91,10 +94,16 @@ class TieredTable(nn.Module):
             IndexError: an index is out of range.
         """
         self.store.check_open()
-        rows = _rows_array(indices)
-        out = np.empty((len(rows), self.embedding_dim), np.float32)
-        self.store.engine.read_rows(self.table.number, rows, out)
-        return torch.from_numpy(out).to(self.weight.dtype)
+        wanted = _flat_indices(indices)
+        out = torch.empty((len(wanted), self.embedding_dim), dtype=self.weight.dtype)
+        self._check_range(wanted)
+        for begin, end in self._chunks(len(wanted)):
+            part = out[begin:end]
+            values = part if part.dtype is torch.float32 else torch.empty(part.shape)
+            self.store.engine.read_rows(self.table.number, _numbers(wanted[begin:end]), values.numpy())
+            if values is not part:
+                part.copy_(values)
+        return out
 
     def write_rows(self, indices: torch.Tensor, rows: torch.Tensor) -> None:
         """Set rows by id; of duplicates the last wins. Optimizer state stays. Rows count as touched.
@@ -106,46 +115,110 @@ class TieredTable(nn.Module):
             IndexError: an index is out of range; nothing has changed then. StateError: the store is
             read-only.
         """
-        self.store.check_writable()
-        numbers = _rows_array(indices)
+        wanted = _flat_indices(indices)
         if not torch.is_floating_point(rows):
             raise TypeError(f"rows must be a floating-point tensor, got {rows.dtype}")
-        if tuple(rows.shape) != (len(numbers), self.embedding_dim):
+        if tuple(rows.shape) != (len(wanted), self.embedding_dim):
             raise ValueError(
-                f"table {self.table.name!r}: rows must have shape ({len(numbers)}, {self.embedding_dim}) for "
-                f"{len(numbers)} indices, got {tuple(rows.shape)}"
+                f"table {self.table.name!r}: rows must have shape ({len(wanted)}, {self.embedding_dim}) for "
+                f"{len(wanted)} indices, got {tuple(rows.shape)}"
             )
-        values = rows.detach().to("cpu", torch.float32).contiguous().numpy()
-        self._check_written(numbers, values)
-        self.store.engine.write_rows(self.table.number, numbers, values)
+        self._check_writable()
+        self._check_range(wanted)
+        self._check_padding_row(
+            rows[begin:end][torch.eq(wanted[begin:end], self.padding_idx or 0).to(rows.device)]
+            for begin, end in self._chunks(len(wanted))
+        )
+        for begin, end in self._chunks(len(wanted)):
+            self._write(_numbers(wanted[begin:end]), rows[begin:end])
 
-    def _check_written(self, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+    def _write(self, numbers: NDArray[np.int64], rows: torch.Tensor) -> None:
+        self.store.engine.write_rows(self.table.number, numbers, _values(rows))
+
+    def _check_writable(self) -> None:
+        self.store.check_writable()
         if self.store.read_only:
             raise StateError(
                 f"table {self.table.name!r}: its store is open read-only, rows cannot be written"
             )
 
-    def _chunks(self) -> Iterator[tuple[int, int]]:
-        rows = max(1, _CHUNK_BYTES // (4 * self.embedding_dim))
-        for begin in range(0, self.num_embeddings, rows):
-            yield begin, min(begin + rows, self.num_embeddings)
+    def _check_range(self, wanted: torch.Tensor) -> None:
+        """Raise IndexError for the first index that is out of range, before a part of them has been used."""
+        for begin, end in self._chunks(len(wanted)):
+            numbers = _numbers(wanted[begin:end])
+            bad = np.flatnonzero((numbers < 0) | (numbers >= self.num_embeddings))
+            if len(bad):
+                raise IndexError(
+                    f"table {self.table.name!r}: index {numbers[bad[0]]} at position {begin + bad[0]} is out of "
+                    f"range [0, {self.num_embeddings})"
+                )
 
-    def write_dense(self, weight: torch.Tensor) -> None:
-        """Set all rows from an ordinary weight of shape (N, D), in chunks."""
-        if tuple(weight.shape) != (self.num_embeddings, self.embedding_dim):
+    def _check_padding_row(self, written: Iterable[torch.Tensor]) -> None:
+        """Raise ValueError if the row of padding_idx may not have one of these values; here it may have any.
+
+        written: consumed only if it matters.
+        """
+
+    def _chunks(self, count: int) -> Iterator[tuple[int, int]]:
+        rows = max(1, _CHUNK_BYTES // (4 * self.embedding_dim))
+        for begin in range(0, count, rows):
+            yield begin, min(begin + rows, count)
+
+    def write_dense(self, weight: Rows, *, key: str | None = None) -> None:
+        """Set all rows, in chunks, from what from_pretrained() takes; their number and length must be the
+        table's.
+
+        Raises: ValueError, TypeError, FormatError: the source does not fit, nothing has changed. Another error
+            half way leaves the rows before it written and the store usable: call it again, or restore().
+        """
+        with open_source(weight, key) as source:
+            self._write_source(source)
+
+    def _write_source(self, source: RowSource) -> None:
+        if source.shape != (self.num_embeddings, self.embedding_dim):
             raise ValueError(
                 f"table {self.table.name!r}: expected a weight of shape "
-                f"({self.num_embeddings}, {self.embedding_dim}), got {tuple(weight.shape)}"
+                f"({self.num_embeddings}, {self.embedding_dim}), got {source.shape} from {source.name}"
             )
-        for begin, end in self._chunks():
-            self.write_rows(torch.arange(begin, end), weight[begin:end])
+        self._check_writable()
+        if self.padding_idx is not None:
+            self._check_padding_row([source.read(self.padding_idx, self.padding_idx + 1)])
+        for begin, end in self._chunks(self.num_embeddings):
+            self._write(np.arange(begin, end), source.read(begin, end))
 
     def read_dense(self) -> torch.Tensor:
         """Return all rows as one ordinary tensor (N, D), which must fit in memory."""
         weight = torch.empty((self.num_embeddings, self.embedding_dim), dtype=self.weight.dtype)
-        for begin, end in self._chunks():
+        for begin, end in self._chunks(self.num_embeddings):
             weight[begin:end] = self.read_rows(torch.arange(begin, end))
         return weight
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        optimizer_state: bool = False,
+        dtype: torch.dtype | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Write all rows to a .safetensors or .npy file, by its suffix, in chunks; the opposite of
+        from_pretrained(). Rows that were never touched have their initial values.
+
+        The file appears under its name when it is complete and durable, in place of one that has it; after an
+        error nothing of it is left. Call it between steps.
+
+        Args:
+            optimizer_state: a .safetensors file then holds, beside `weight`, the state of each row [N, values] by
+                torch's names (`sum`, `exp_avg`, `exp_avg_sq`) and `step`.
+            dtype: of `weight`; by default the table's. A .npy file cannot hold bfloat16.
+            progress: called with the bytes written so far and the bytes of all.
+        Raises:
+            TierIOError: the disk has less room than the file needs (nothing was written then), or failed.
+            StateError: rows changed meanwhile, or there is no optimizer state. ValueError: suffix or dtype.
+        """
+        self.store.check_open()
+        options = ExportOptions(optimizer_state=optimizer_state, dtype=dtype, progress=progress)
+        export_table(self.table, path, options)
 
     def extra_repr(self) -> str:
         spec = self._own_table.spec
@@ -210,7 +283,7 @@ class TieredTable(nn.Module):
             self._parameters = {"weight": others["weight"]} | self._parameters
 
 
-def _rows_array(indices: torch.Tensor) -> NDArray[np.int64]:
+def _flat_indices(indices: torch.Tensor) -> torch.Tensor:
     if (
         not isinstance(indices, torch.Tensor)
         or indices.dtype.is_floating_point
@@ -218,5 +291,14 @@ def _rows_array(indices: torch.Tensor) -> NDArray[np.int64]:
     ):
         kind = indices.dtype if isinstance(indices, torch.Tensor) else type(indices).__name__
         raise TypeError(f"indices must be a tensor of integers, got {kind}")
-    array: NDArray[np.int64] = indices.detach().to("cpu", torch.int64).reshape(-1).contiguous().numpy()
+    return indices.detach().reshape(-1)
+
+
+def _numbers(indices: torch.Tensor) -> NDArray[np.int64]:
+    array: NDArray[np.int64] = indices.to("cpu", torch.int64).contiguous().numpy()
+    return array
+
+
+def _values(rows: torch.Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = rows.detach().to("cpu", torch.float32).contiguous().numpy()
     return array
