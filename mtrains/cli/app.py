@@ -11,6 +11,7 @@ from typing import Annotated, TextIO
 import typer
 
 from mtrains.cli.demo import demo
+from mtrains.cli.export import export
 from mtrains.cli.inspect import inspect
 from mtrains.cli.train import train
 from mtrains.cli.usage import UsageError
@@ -51,6 +52,7 @@ app.command()(train)
 app.command()(demo)
 app.command()(inspect)
 app.command()(verify)
+app.command()(export)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,8 +5,12 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import mtrains
 from mtrains.cli import main
 from mtrains.cli.app import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 
@@ -86,7 +90,7 @@ def test_failures_exit_1_with_one_line(capsys, tmp_path, clicks):
 def test_help_names_every_command(capsys):
     code, out, err = run(capsys, "--help")
     assert (code, err) == (0, "")
-    assert all(f"\n  {command} " in out for command in ("train", "demo", "inspect", "verify"))
+    assert all(f"\n  {command} " in out for command in ("train", "demo", "inspect", "verify", "export"))
 
 
 def test_json_is_all_of_standard_output(capsys, tmp_path, clicks):
@@ -160,3 +164,66 @@ def test_without_a_command_the_help_is_shown_and_the_version_by_its_option(capsy
     assert "Commands:" in capsys.readouterr().out
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("mtrains ")
+
+
+def test_export_writes_the_last_checkpoint(capsys, tmp_path):
+    store, folder = str(tmp_path / "store"), tmp_path
+    with mtrains.Store(store, seed=1) as opened:
+        tables = [
+            mtrains.TieredEmbedding(50, 3, store=opened, name=name, dtype=dtype)
+            for name, dtype in (("user", torch.float32), ("item", torch.bfloat16))
+        ]
+        tables[0].write_rows(torch.tensor([7]), torch.ones(1, 3))
+        opened.checkpoint("a")
+        user, item = (table.read_dense() for table in tables)
+
+    path = str(folder / "user.safetensors")
+    code, out, err = run(capsys, "export", store, "--table", "user", "--to", path)
+    assert (code, err) == (0, "")
+    assert out == f"{path}: table user, 704 B\n"
+    assert torch.equal(load_file(path)["weight"], user)
+
+    path = str(folder / "all.safetensors")
+    code, out, err = run(capsys, "export", store, "--to", path, "--json")
+    assert (code, err) == (0, "")
+    size = os.stat(path).st_size
+    assert json.loads(out) == {"store": store, "path": path, "tables": ["user", "item"], "bytes": size}
+    assert torch.equal(load_file(path)["item.weight"], item)
+
+    path = str(folder / "item.npy")
+    code, out, err = run(capsys, "export", store, "--table", "item", "--to", path, "--dtype", "float32")
+    assert (code, err) == (0, "")
+    assert np.array_equal(np.load(path), item.float().numpy())
+
+    path = str(folder / "tables")
+    code, out, err = run(capsys, "export", store, "--to", path)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{path}: 2 tables, ")
+    assert sorted(os.listdir(path)) == ["item.safetensors", "user.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["none", "--to", "x.npy"], EXIT_FAILED, "none is not a store"),
+        (["store"], EXIT_USAGE, "Missing option '--to'"),
+        (["store", "--table", "y", "--to", "x.npy"], EXIT_FAILED, "no table 'y'; its tables are: 't'"),
+        (["store", "--to", "x.npy", "--dtype", "int8"], EXIT_USAGE, "'int8' is not one of"),
+        (["store", "--to", "x.npy", "--dtype", "bfloat16"], EXIT_USAGE, "numpy has no bfloat16"),
+        (["store", "--to", "x.npy", "--optimizer-state"], EXIT_FAILED, "no optimizer state to export"),
+        (["store", "--to", "none/x.npy"], EXIT_FAILED, "No such file or directory"),
+        (["store", "--to", "."], EXIT_FAILED, "is there already and is no empty folder"),
+    ],
+)
+def test_an_export_that_cannot_be_is_one_line_and_leaves_nothing(
+    capsys, tmp_path, monkeypatch, arguments, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    with mtrains.Store("store", seed=1) as opened:
+        mtrains.TieredEmbedding(5, 3, store=opened, name="t")
+        opened.checkpoint("a")
+    got, out, err = run(capsys, "export", *arguments)
+    assert (got, out) == (code, "")
+    assert one_line(err)
+    assert message in err
+    assert os.listdir() == ["store"]
