@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mtrains.errors import FormatError
 from mtrains.tiers.catalog import Catalog, CatalogTransaction, numbers_of
+from mtrains.tiers.readers import read_state
 from mtrains.tiers.records import PAYLOAD_BYTES, Kind, piece_key
 
 __all__ = [
@@ -94,9 +95,10 @@ def decode_runs(payload: bytes) -> list[Run]:
 
 
 def delta_heads(catalog: Catalog) -> list[DeltaHead]:
-    """Return the deltas of the catalog, oldest first."""
+    """Return the deltas of the catalog, oldest first, without pieces of a checkpoint whose commit never came."""
     heads = []
-    for number in numbers_of(catalog.keys(Kind.DELTA)):
+    end = read_state(catalog).next_checkpoint << 24
+    for number in numbers_of(catalog.keys(Kind.DELTA, high=end - 1)):
         payload = catalog.get(piece_key(Kind.DELTA, number, 0))
         if payload is None:
             raise FormatError(f"the catalog lacks the head of delta {number}")

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ HERE = Path(__file__).parent
 class ForkServer:
     """The process of fork_server.py with the calls of fault_workload.py."""
 
-    def __init__(self, preload=None):
-        environment = dict(os.environ)
+    def __init__(self, preload=None, **variables):
+        """preload: a library for LD_PRELOAD; variables: of its environment."""
+        environment = {**os.environ, **variables}
         if preload is not None:
             environment["LD_PRELOAD"] = str(preload)
         command = [sys.executable, str(HERE / "fork_server.py"), str(HERE / "fault_workload.py")]
@@ -40,6 +42,15 @@ class ForkServer:
         assert status == 0, (status, (folder / "stderr").read_text())
         return result
 
+    @staticmethod
+    def possible_newest(lines):
+        """Return the tags that the newest checkpoint may have after these lines of a run's log; "" is none."""
+        possible = {""}
+        for line in lines:
+            kind, tag = line.split()
+            possible = possible | {tag} if kind == "begin" else {tag}
+        return sorted(possible)
+
     def close(self):
         self._process.stdin.close()
         self._process.wait()
@@ -60,6 +71,15 @@ def compile_shim(tmp_path_factory):
         return library
 
     return compile_one
+
+
+@pytest.fixture
+def memory_folder(tmp_path):
+    """A folder in memory where there is one: syncs of a copy that a test made take time and prove nothing."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
+    folder = Path(tempfile.mkdtemp(prefix="mtrains-test-", dir=parent))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

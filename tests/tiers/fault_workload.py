@@ -16,9 +16,13 @@ import torch._dynamo  # the first optimizer would import it, in every child
 
 import mtrains
 import mtrains.store
-from mtrains.tiers import checkpoint, fold, log_writer
+from mtrains.errors import MtrainsError
+from mtrains.tiers import checkpoint, fold, layout, log_writer
+from mtrains.tiers.catalog_records import retained
 from mtrains.tiers.commit_points import CommitPoint
+from mtrains.tiers.container import LmdbSegmentContainer
 from mtrains.tiers.gc import GcPolicy
+from mtrains.tiers.session import Session
 from mtrains.tiers.verify import verify_store
 
 STEPS, EVERY = 28, 4
@@ -129,15 +133,6 @@ class Run:
         self.say("end", tag)
 
 
-def possible_newest(folder):
-    """Return the tags of which one is the newest checkpoint's now; "" is none."""
-    possible = {""}
-    for line in (Path(folder) / "acknowledged").read_text().splitlines():
-        kind, tag = line.split()
-        possible = possible | {tag} if kind == "begin" else {tag}
-    return possible
-
-
 def undisturbed(folder):
     """Run to the end; return what every checkpoint's rows are, and how often each point was passed."""
     passings = dict.fromkeys((point.name for point in CommitPoint), 0)
@@ -168,31 +163,84 @@ def killed(folder, point, passing):
     return None
 
 
-def recovered(folder, digests, final, oldest):
-    """Check the store that a cut run left, go on from its newest or oldest checkpoint; return what is wrong."""
-    problems = []
-    path = Path(folder) / "s"
-    if (path / "store.json").exists():
-        problems += verify_store(path)
+def recorded(folder, mutation):
+    """Run to the end, perhaps with a mistake in the protocol."""
+    MUTATIONS[mutation]()
     run = Run(folder)
     run.digests = None
-    run.open()
-    newest = run.newest()
-    tag = "" if newest is None else str(newest.tag)
-    if tag not in possible_newest(folder):
-        problems.append(f"the newest checkpoint is {tag!r}, not of {sorted(possible_newest(folder))}")
-    for one in [newest, *run.store.checkpoints()[:1]] if oldest else [newest]:
-        if one is None:
-            continue
-        if one is not newest:
-            run.store.restore(one.tag if one.tag is not None else one.epoch)
-        if one.tag is not None and run.store.digest() != digests[f"{one.tag} {one.step}"]:
-            problems.append(f"checkpoint {one.tag!r} of step {one.step} has other rows")
-    run.store.close()
-    if run.to_the_end() != final:
-        problems.append("training went on to other bits")
-    problems += verify_store(path)
+    run.to_the_end()
+
+
+def recovered(folder, digests, final, possible, oldest=True, go_on=True):
+    """Check the store that a cut run left, go on from its newest or oldest checkpoint; return what is wrong.
+
+    possible: tags that the newest may have.
+    """
+    path = Path(folder) / "s"
+    try:
+        problems = verify_store(path) if (path / "store.json").exists() else []
+        run = Run(folder)
+        run.digests = None
+        run.open()
+        done = run.store.checkpoints()
+        tag = str(done[-1].tag) if done else ""
+        if tag not in possible:
+            problems.append(f"the newest checkpoint is {tag!r}, none of {possible}")
+        for one in reversed(done if oldest else done[-1:]):
+            if one is not done[-1]:
+                run.store.restore(one.tag if one.tag is not None else one.epoch)
+            if run.store.digest() != digests[f"{one.tag} {one.step}"]:
+                problems.append(f"checkpoint {one.tag!r} of step {one.step} has other rows")
+        run.store.close()
+        if go_on:
+            if run.to_the_end() != final:
+                problems.append("training went on to other bits")
+            problems += verify_store(path)
+    except MtrainsError as error:
+        return [f"{type(error).__name__}: {error}"]
     return problems
+
+
+def no_sync():
+    LmdbSegmentContainer.sync = lambda self: None
+
+
+def delete_first():
+    commit = Session._commit
+
+    def early(self, draft):
+        writer = self.writer
+        kept = [c.epoch for c in retained([*self.checkpoints, draft.record], self.options.keep)]
+        writer._needed_epochs = lambda: kept
+        while writer._delete_due():
+            pass
+        del writer._needed_epochs
+        return commit(self, draft)
+
+    Session._commit = early
+
+
+def no_folder_sync():
+    layout.sync_folder = lambda folder: None
+
+
+def no_sync_of_description():
+    def write(self, description, passed):
+        temporary = self.description.with_suffix(".json.tmp")
+        temporary.write_text(json.dumps(description))
+        os.rename(temporary, self.description)
+        layout.sync_folder(self.folder)
+
+    layout.StoreLayout._write_description = write
+
+
+MUTATIONS = {
+    "none": lambda: None,
+    "no sync": no_sync,
+    "delete first": delete_first,
+    "no folder sync": no_folder_sync,
+    "no sync of store.json": no_sync_of_description,
+}
 
 
 def prepare():
@@ -201,7 +249,7 @@ def prepare():
     make_everything_happen_early()
 
 
-CALLS = {call.__name__: call for call in (undisturbed, killed, recovered)}
+CALLS = {call.__name__: call for call in (undisturbed, killed, recorded, recovered)}
 
 
 def call(name, arguments):

@@ -36,6 +36,7 @@ def test_a_store_killed_at_a_point_goes_on_to_the_same_bits(point, fork_server, 
             folder,
             digests=reference["digests"],
             final=reference["final"],
+            possible=fork_server.possible_newest((folder / "acknowledged").read_text().splitlines()),
             oldest=passing % 2 == 0,
         )
         assert problems == [], f"killed at passing {passing} of {point}"

@@ -7,84 +7,30 @@ of each 4 KiB page its writes up to some one of them, of names and folders the f
 import os
 import shutil
 import struct
-import subprocess
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mtrains import FormatError, StateError, Store, TierIOError
-from mtrains.tiers.verify import verify_store
-
 WRITE, SYNC, DURABLE_WRITE, RENAME, FOLDER_SYNC, TRUNCATE, CREATE, ALLOCATE, FOLDER = range(1, 10)
 PAGE = 4096
-
-WORK = """
-import sys
-import numpy as np
-from mtrains import Store, TableSpec
-from mtrains.tiers.catalog_records import retained
-from mtrains.tiers.session import Session
-
-mutation = sys.argv[1]
-commit = Session._commit
-if mutation == "no sync":
-    from mtrains.tiers.container import LmdbSegmentContainer
-    LmdbSegmentContainer.sync = lambda self: None
-elif mutation == "delete first":
-    def early(self, draft):
-        writer = self.writer
-        kept = [c.epoch for c in retained([*self.checkpoints, draft.record], self.options.keep)]
-        writer._needed_epochs = lambda: kept
-        while writer._delete_due():
-            pass
-        del writer._needed_epochs
-        return commit(self, draft)
-    Session._commit = early
-
-acknowledged = open("acknowledged", "ab", buffering=0)
-random = np.random.default_rng(1)
-number = 0
-for session in range(3):
-    store = Store("s", dram="16KiB", seed=1)
-    table = store.add_table(TableSpec("a", 2000, 8))
-    for _ in range(5):
-        for _ in range(3):
-            rows = np.unique(random.integers(0, 2000, 900))
-            store.engine.write_rows(table.number, rows, random.random((len(rows), 8), np.float32))
-        store.checkpoint(number, extra=store.digest().encode())
-        acknowledged.write(b"%d\\n" % number)
-        number += 1
-        if number == 7:
-            acknowledged.write(b"5\\n")  # from here on either may be found
-            store.restore(5)
-    store.engine.write_rows(table.number, rows, random.random((len(rows), 8), np.float32))
-    store.flush()
-    store.close()
-"""
+GO_ON_EVERY = 8  # images after which training goes on to the end
 
 
 @pytest.fixture(scope="module")
-def shim(tmp_path_factory):
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("power loss is recorded by a C library, and there is no C compiler here")
-    library = tmp_path_factory.mktemp("shim") / "crash_shim.so"
-    source = Path(__file__).with_name("crash_shim.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"], check=True)
-    return library
+def shim(compile_shim):
+    return compile_shim("crash_shim")
 
 
-def record_run(shim, folder, mutation):
+def record_run(shim, fork_server, folder, mutation):
     """Return the records (kind, name, offset, data) of a run."""
     work, log = folder / "work", folder / "log"
     work.mkdir()
-    environment = {**os.environ, "LD_PRELOAD": str(shim), "RECORD_FOLDER": str(work), "RECORD_LOG": str(log)}
-    run = [sys.executable, "-c", WORK, mutation]
-    done = subprocess.run(run, cwd=work, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    recorder = type(fork_server)(shim, RECORD_FOLDER=str(work), RECORD_LOG=str(log))
+    try:
+        recorder.result("recorded", work, mutation=mutation)
+    finally:
+        recorder.close()
     records, at = [], 0
     data = log.read_bytes()
     while at < len(data):
@@ -92,7 +38,8 @@ def record_run(shim, folder, mutation):
         at += 24
         name = data[at : at + name_bytes].decode()
         at += name_bytes
-        records.append((kind, name, offset, data[at : at + data_bytes]))
+        if name.split("/")[0] in (".", "s", "acknowledged"):
+            records.append((kind, name, offset, data[at : at + data_bytes]))
         at += data_bytes
     return records
 
@@ -106,12 +53,12 @@ class Disk:
         self.identity = {}  # present name -> file identity
         self.names = {}  # durable name -> file identity, or None for a folder
         self.changes = []  # (folder, [(name, identity or None, whether it is removed)]) that wait
-        self.acknowledged = []
+        self.acknowledged = []  # lines of the run's log
 
     def apply(self, kind, name, offset, data):
         if name == "acknowledged":
             if kind == WRITE:
-                self.acknowledged.append(int(data))
+                self.acknowledged += data.decode().splitlines()
         elif kind in (CREATE, FOLDER):
             if name not in self.identity:
                 self.identity[name] = (
@@ -189,74 +136,98 @@ def write_image(folder, image):
         if contents is None:
             (folder / name).mkdir()
         elif not name.endswith(("lock", "lock.mdb")):
-            (folder / name).write_bytes(contents)
+            with open(folder / name, "wb") as file:
+                if contents:
+                    os.posix_fallocate(file.fileno(), 0, len(contents))
+                for begin in range(0, len(contents), PAGE):
+                    page = contents[begin : begin + PAGE]
+                    if page.strip(b"\0"):
+                        os.pwrite(file.fileno(), page, begin)
 
 
-def problem_of(folder, acknowledged):
-    """Return what is wrong with an image, or None."""
-    path = folder / "s"
-    try:
-        created = (path / "store.json").exists()
-        if created and (problems := verify_store(path)):
-            return problems[0]
-        with Store(path) as store:
-            done = store.checkpoints()
-            if acknowledged and (not done or done[-1].tag < acknowledged[-1]):
-                return f"checkpoint {acknowledged[-1]} was promised, here is {done}"
-            for checkpoint in reversed(done):
-                store.restore(checkpoint.tag)
-                if store.digest() != checkpoint.extra.decode():
-                    return f"checkpoint {checkpoint.tag} is not what it was"
-    except (FormatError, StateError, TierIOError) as error:
-        return str(error)
-    return None
+class Images:
+    """Builds disks out of a run's records and has them checked."""
 
+    def __init__(self, records, folder, fork_server, reference):
+        self._records, self._folder = records, folder
+        self._server, self._reference = fork_server, reference
+        self.count = 0
 
-def bad_images(records, folder, num_points, seed):
-    """Return what is wrong with images at `num_points` moments, three disks each."""
-    random = np.random.default_rng(seed)
-    # Half of the moments are just after the catalog became durable, where a wrong order shows.
-    commits = [i for i, r in enumerate(records) if r[0] in (SYNC, DURABLE_WRITE) and "catalog" in r[1]]
-    points = set(random.choice(commits, min(len(commits), num_points // 2), replace=False).tolist())
-    points |= set(random.choice(len(records), num_points - len(points), replace=False).tolist())
-    disk, found = Disk(), []
-    for i, one in enumerate(records):
-        disk.apply(*one)
-        if i not in points:
-            continue
-        for variant in ("none", "all", "some"):
-            write_image(folder, disk.image(random, variant))
-            problem = problem_of(folder, disk.acknowledged)
-            if problem is not None:
-                found.append((i, variant, problem))
-    return found
+    def bad_at(self, points, seed):
+        """Yield what is wrong with the disks that power loss may leave at these moments, three each."""
+        random = np.random.default_rng(seed)
+        disk = Disk()
+        for i, one in enumerate(self._records):
+            disk.apply(*one)
+            if i not in points:
+                continue
+            for variant in ("none", "all", "some"):
+                write_image(self._folder, disk.image(random, variant))
+                yield from ((i, variant, problem) for problem in self._problems(disk.acknowledged))
+
+    def _problems(self, acknowledged):
+        self.count += 1
+        return self._server.result(
+            "recovered",
+            self._folder,
+            digests=self._reference["digests"],
+            final=self._reference["final"],
+            possible=self._server.possible_newest(acknowledged),
+            go_on=self.count % GO_ON_EVERY == 0,
+        )
+
+    def sample(self, num_points, seed):
+        """Return moments, half of them just after the catalog became durable, where a wrong order shows."""
+        random = np.random.default_rng(seed)
+        commits = [
+            i for i, r in enumerate(self._records) if r[0] in (SYNC, DURABLE_WRITE) and "catalog" in r[1]
+        ]
+        points = set(random.choice(commits, min(len(commits), num_points // 2), replace=False).tolist())
+        others = random.choice(len(self._records), num_points - len(points), replace=False)
+        return points | set(others.tolist())
 
 
 @pytest.fixture(scope="module")
-def right_run(shim, tmp_path_factory):
-    return record_run(shim, tmp_path_factory.mktemp("run"), "none")
+def right_run(shim, fork_server, tmp_path_factory):
+    return record_run(shim, fork_server, tmp_path_factory.mktemp("run"), "none")
 
 
-def test_every_image_of_the_protocol_opens_at_a_promised_checkpoint(right_run, tmp_path):
-    assert {kind for kind, *_ in right_run} >= {
-        WRITE,
-        SYNC,
-        DURABLE_WRITE,
-        RENAME,
-        FOLDER_SYNC,
-        CREATE,
-        FOLDER,
-    }
-    assert bad_images(right_run, tmp_path / "image", 36, seed=2) == []
+def test_every_image_of_the_protocol_opens_at_a_promised_checkpoint(
+    right_run, fork_server, reference, full, memory_folder
+):
+    assert {kind for kind, *_ in right_run} >= {WRITE, SYNC, DURABLE_WRITE, RENAME, FOLDER_SYNC, CREATE, FOLDER}
+    images = Images(right_run, memory_folder / "image", fork_server, reference)
+    points = range(len(right_run)) if full else images.sample(16, seed=2)
+    assert list(images.bad_at(set(points), seed=2)) == []
+    print(f"{images.count} images of {len(right_run)} moments")
 
 
-def test_creation_leaves_nothing_that_does_not_open(right_run, tmp_path):
+def test_creation_leaves_nothing_that_does_not_open(right_run, fork_server, reference, memory_folder):
     created = next(i for i, r in enumerate(right_run) if r[0] == RENAME)
-    assert bad_images(right_run[: created + 4], tmp_path / "image", created + 4, seed=3) == []
+    images = Images(right_run, memory_folder / "image", fork_server, reference)
+    assert list(images.bad_at(set(range(created + 4)), seed=3)) == []
 
 
-@pytest.mark.parametrize("mutation", ["no sync", "delete first"])
-def test_a_wrong_order_is_found(shim, tmp_path, mutation):
-    records = record_run(shim, tmp_path, mutation)
-    found = bad_images(records, tmp_path / "image", 24, seed=4)
-    assert any("missing" in problem for _, _, problem in found), found
+WRONG = {
+    "no sync": "missing",
+    "delete first": "missing",
+    "no folder sync": "the newest checkpoint is ''",
+    "no sync of store.json": "store.json is damaged",
+}
+
+
+@pytest.mark.parametrize("mutation", WRONG)
+def test_a_wrong_order_is_found(shim, fork_server, reference, full, tmp_path, memory_folder, mutation):
+    records = record_run(shim, fork_server, tmp_path, mutation)
+    images = Images(records, memory_folder / "image", fork_server, reference)
+    created = next(i for i, r in enumerate(records) if r[0] == RENAME)
+    if mutation == "no sync of store.json":
+        points = set(range(created, created + 4))
+    else:
+        points = images.sample(60 if full else 24, seed=4)
+    if not full:
+        assert any(WRONG[mutation] in problem for _, _, problem in images.bad_at(points, seed=4))
+        return
+    bad = {(i, variant) for i, variant, problem in images.bad_at(points, seed=4) if WRONG[mutation] in problem}
+    print(f"{mutation}: {len(bad)} of {images.count} images are wrong")
+    assert bad
