@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +41,32 @@ class Timing:
         return self.percentile(50) <= MAX_MEDIAN_OVER_P10 * self.percentile(10)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to measure. quick: tiny sizes, to see that a question works; its figures mean nothing.
+
+    folder: where stores and files are written; its device is what is measured.
+    """
+
+    rounds: int
+    quick: bool
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a figure should be, as the design says: at least or at most `value`."""
+
+    value: float
+    at_most: bool = False
+
+    def distance(self, figure: float) -> str:
+        """Return the target and how far the figure is from it, as text."""
+        wanted = f"target {'<=' if self.at_most else '>='} {self.value:g}"
+        met = figure <= self.value if self.at_most else figure >= self.value
+        return f"{wanted}, met" if met else f"{wanted}, missed by {abs(figure / self.value - 1):.0%}"
+
+
 @dataclass(kw_only=True)
 class Result:
     """One question's answer: what was measured and where."""
@@ -49,6 +76,7 @@ class Result:
     timings: list[Timing]
     baseline: str
     figures: dict[str, float] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)  # of figures
     missing: dict[str, str] = field(default_factory=dict)  # peers that were not measured, and why
     environment: dict[str, Any] = field(default_factory=dict)
 
@@ -63,7 +91,8 @@ class Result:
 
     def save(self) -> Path:
         RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.question}-{time.strftime('%Y%m%dT%H%M%S')}.json"
+        name = re.sub(r"[^a-z0-9]+", "-", self.question)
+        path = RESULTS / f"{name}-{time.strftime('%Y%m%dT%H%M%S')}.json"
         path.write_text(json.dumps(asdict(self), indent=1))
         return path
 
@@ -80,6 +109,20 @@ def interleave(
             calls[name](number % batches)
             if number >= warm_up:
                 samples[name].append(time.perf_counter() - begin)
+    return [Timing(name=name, seconds=seconds) for name, seconds in samples.items()]
+
+
+def interleave_seconds(
+    calls: dict[str, Callable[[], float]], *, rounds: int, warm_up: int
+) -> list[Timing]:
+    """As `interleave`, of calls that return the seconds of what counts in them: they prepare and check, too."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for number in range(warm_up + rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            seconds = calls[name]()
+            if number >= warm_up:
+                samples[name].append(seconds)
     return [Timing(name=name, seconds=seconds) for name, seconds in samples.items()]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 import mtrains
-from bench.harness import Result, environment, interleave
+from bench.harness import Options, Result, Target, environment, interleave
 
 NUM_TABLES = 26
 DIM = 16
@@ -61,7 +61,7 @@ def _torch(num_modules: int) -> Callable[[int], object]:
     return step
 
 
-def main(rounds: int) -> list[Result]:
+def main(options: Options) -> list[Result]:
     """Measure collections of 1 and 26 tables and 1 and 26 separate modules, with nn.EmbeddingBag beside them."""
     where = environment()
     calls: dict[str, Callable[[int], object]] = {}
@@ -75,13 +75,18 @@ def main(rounds: int) -> list[Result]:
         calls[name], store = make(count)
         stores.append(store)
     calls[f"{NUM_TABLES} nn.EmbeddingBag"] = _torch(NUM_TABLES)
-    timings = interleave(calls, rounds=20 * rounds, warm_up=WARM_UP, batches=1)
+    timings = interleave(calls, rounds=20 * options.rounds, warm_up=WARM_UP, batches=1)
     result = Result(
         question="python overhead",
         parameters={"dim": DIM, "batch_size": 1},
         timings=timings,
         baseline=f"{NUM_TABLES} nn.EmbeddingBag",
         environment=where,
+        targets={
+            "collection: us a table": Target(value=20, at_most=True),
+            "collection: us beside its tables": Target(value=150, at_most=True),
+            "separate modules: us each": Target(value=60, at_most=True),
+        },
     )
     p10 = {timing.name: 1e6 * timing.percentile(10) for timing in timings}
     per_table = (p10[f"collection of {NUM_TABLES}"] - p10["collection of 1"]) / (NUM_TABLES - 1)

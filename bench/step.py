@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from bench.contestants import Contestant, Fbgemm, Mtrains, Torch
-from bench.harness import Result, check_same, environment, interleave
+from bench.harness import Options, Result, Target, check_same, environment, interleave
 from bench.workload import Workload
 
 WORKLOADS = {
@@ -37,6 +38,8 @@ WORKLOADS = {
         zipf_exponent=0.0,
     ),
 }
+# Times that FBGEMM and torch should take of ours, for a whole step.
+TARGETS = {"zipf-pooling-20": (3.0, 7.0), "zipf-pooling-1": (2.0, 3.0), "uniform-128": (3.0, 12.0)}
 WARM_UP = 4
 
 
@@ -77,6 +80,7 @@ def measure(workload: Workload, rounds: int) -> list[Result]:
                 batches=workload.num_batches,
             ),
             baseline="mtrains resident",
+            targets=_targets(workload, kind),
             missing=missing,
             environment=where,
         )
@@ -94,6 +98,17 @@ def measure(workload: Workload, rounds: int) -> list[Result]:
     return results
 
 
+def _targets(workload: Workload, kind: str) -> dict[str, Target]:
+    if kind == "forward":
+        return {"torch over mtrains resident": Target(value=1 / 1.05)}
+    fbgemm, torch = TARGETS[workload.name]
+    return {
+        "fbgemm over mtrains resident": Target(value=fbgemm),
+        "torch over mtrains resident": Target(value=torch),
+        "mtrains cached over resident": Target(value=1.15, at_most=True),
+    }
+
+
 def _step(contestant: Contestant) -> Callable[[int], object]:
     return contestant.step
 
@@ -102,6 +117,9 @@ def _forward(contestant: Contestant) -> Callable[[int], object]:
     return contestant.forward
 
 
-def main(rounds: int) -> list[Result]:
+def main(options: Options) -> list[Result]:
     """Measure all workloads."""
-    return [result for workload in WORKLOADS.values() for result in measure(workload, rounds)]
+    workloads = list(WORKLOADS.values())
+    if options.quick:
+        workloads = [replace(workload, num_rows=1000, batch_size=16) for workload in workloads]
+    return [result for workload in workloads for result in measure(workload, options.rounds)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mtrains import init, optim
+    from mtrains.block_reader import BlockReader
     from mtrains.collection import TieredEmbeddingBagCollection
     from mtrains.devices import EmulatedDevice
     from mtrains.embedding_bag import TieredEmbedding, TieredEmbeddingBag
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mtrains.threads import get_num_threads, set_num_threads
 
 __all__ = [
+    "BlockReader",
     "CapacityError",
     "EmulatedDevice",
     "FormatError",
@@ -40,6 +42,7 @@ __all__ = [
 
 # Where each name is. It is imported when it is first used (PEP 562), so that `mtrains --help` does not import torch.
 _HOMES = {
+    "BlockReader": "block_reader",
     "CapacityError": "errors",
     "EmulatedDevice": "devices",
     "FormatError": "errors",

@@ -67,6 +67,13 @@ def read_segment(path: str, offset: int) -> SegmentImage:
 def check_segment(value: bytes | memoryview | NDArray[np.uint8]) -> SegmentImage:
     """The same from the bytes of a value."""
 
+class BlockReader:
+    engine: str
+    refused: str
+    def read(self, offsets: NDArray[np.uint64], out: NDArray[np.uint8]) -> None: ...  # out [n, 4096], page-aligned
+
+def open_block_reader(path: str, engine: str, queue_depth: int) -> BlockReader: ...  # any file; block_reader.h
+
 class SegmentImage:
     segment_id: int
     number: int

@@ -17,6 +17,7 @@ using namespace nb::literals;
 
 namespace mtrains {
 
+void bind_block_reader(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_row_sums(nb::module_& m);
 void bind_segments(nb::module_& m);
@@ -71,6 +72,7 @@ NB_MODULE(_native, m) {
       },
       nb::arg("data").noconvert(), "crc"_a = 0);
   m.def("locate_values", &locate, "path"_a, "min_key"_a = 0, "max_key"_a = ~std::uint64_t{0});
+  bind_block_reader(m);
   bind_segments(m);
   bind_row_sums(m);
   bind_slot_memory(m);
