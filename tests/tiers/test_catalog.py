@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from mtrains.tiers.deltas import delete_delta, delta_heads, delta_pieces, read_r
 from mtrains.tiers.disk_budget import DiskBudget
 from mtrains.tiers.fold import Fold, foldable
 from mtrains.tiers.layout import StoreLayout
+from mtrains.tiers.readers import read_state
 from mtrains.tiers.records import VALUE_BYTES, Kind, key_of, piece_key
 
 
@@ -64,7 +67,9 @@ def test_pieces_replace_older_ones(catalog, size):
 
 def put_delta(catalog, number, epoch, runs):
     head, pieces = delta_pieces(number, epoch, runs)
+    state = replace(read_state(catalog), next_checkpoint=number + 1)
     with catalog.write() as transaction:
+        transaction.put(key_of(Kind.STATE), state.to_bytes())
         transaction.put(piece_key(Kind.DELTA, number, 0), head)
         for key, payload in pieces:
             transaction.put(key, payload)
@@ -96,6 +101,15 @@ def test_a_delta_reads_as_it_was_written(catalog, num_rows):
     with catalog.write() as transaction:
         delete_delta(transaction, 3)
     assert delta_heads(catalog) == []
+
+
+def test_pieces_of_a_checkpoint_whose_commit_never_came_are_no_delta(catalog):
+    put_delta(catalog, 3, 77, [])
+    _, pieces = delta_pieces(4, 78, random_runs(np.random.default_rng(0), 100))
+    with catalog.write() as transaction:
+        for key, payload in pieces:
+            transaction.put(key, payload)
+    assert [head.number for head in delta_heads(catalog)] == [3]
 
 
 def test_an_empty_delta(catalog):
