@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load as load_safetensors
+from safetensors.torch import load_file
 
 from mtrains.transfer.file_layout import Array, npy_layout, safetensors_layout
 
@@ -23,7 +23,7 @@ ARRAYS = st.lists(
 
 
 @given(arrays=ARRAYS, seed=st.integers(0, 99))
-def test_the_library_reads_what_lies_at_the_offsets(arrays, seed):
+def test_the_library_reads_what_lies_at_the_offsets(tmp_path_factory, arrays, seed):
     random = torch.Generator().manual_seed(seed)
     values = [torch.randn(array.shape, generator=random).to(getattr(torch, array.dtype)) for array in arrays]
     layout = safetensors_layout(arrays)
@@ -34,7 +34,9 @@ def test_the_library_reads_what_lies_at_the_offsets(arrays, seed):
         assert len(data) == array.num_bytes
         assert offset % value.itemsize == 0
         file[offset : offset + len(data)] = data
-    loaded = load_safetensors(bytes(file))
+    path = tmp_path_factory.mktemp("layout") / "arrays.safetensors"
+    path.write_bytes(file)
+    loaded = load_file(path)
     assert loaded.keys() == {array.name for array in arrays}
     for array, value in zip(arrays, values, strict=True):
         assert loaded[array.name].dtype is value.dtype
