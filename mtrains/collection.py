@@ -57,6 +57,7 @@ class TieredEmbeddingBagCollection(nn.Module):
         self._table_of_feature = [number for number, spec in enumerate(tables) for _ in spec.features]
         self._modules_in_order = tuple(self.embedding_bags.values())
         self._weights: tuple[object, ...] = ()
+        self._device = self.store.device
         self._lookups: list[PooledLookup] = []
 
     def forward(
@@ -131,8 +132,8 @@ class TieredEmbeddingBagCollection(nn.Module):
         return jagged.values(), jagged.offsets(), jagged.weights_or_none()
 
     def _bags(self, indices: object, offsets: object, per_sample_weights: torch.Tensor | None) -> Bags:
-        indices = check_indices(indices, "indices")
-        offsets = check_indices(offsets, "offsets")
+        indices = check_indices(indices, "indices", self._device)
+        offsets = check_indices(offsets, "offsets", self._device)
         if indices.ndim != 1 or offsets.ndim != 1:
             raise ValueError(f"indices and offsets must be 1-D, got {indices.ndim}-D and {offsets.ndim}-D")
         num_bags, rest = divmod(len(offsets) - 1, len(self.features))
@@ -142,7 +143,7 @@ class TieredEmbeddingBagCollection(nn.Module):
             )
         if per_sample_weights is not None:
             for mode in self._modes:
-                check_per_sample_weights(per_sample_weights, indices, mode)
+                check_per_sample_weights(per_sample_weights, indices, mode, self._device)
         return Bags(indices, offsets, True, num_bags, 0, per_sample_weights)
 
     def _make_lookups(self, weights: Sequence[object]) -> list[PooledLookup]:

@@ -46,7 +46,8 @@ class _LookupModule(TieredTable):
         name: str | None,
         init: Init | None,
     ) -> None:
-        _check_supported(max_norm, scale_grad_by_freq, device, weight, init)
+        store_device = torch.device("cpu") if store is None else store.device
+        _check_supported(max_norm, scale_grad_by_freq, device, store_device, weight, init)
         _check_shape(weight, num_embeddings, embedding_dim)
         store = Store() if store is None else store
         spec = TableSpec(
@@ -63,6 +64,7 @@ class _LookupModule(TieredTable):
         self.norm_type = norm_type
         self.scale_grad_by_freq = scale_grad_by_freq
         self.sparse = sparse
+        self._device = store.device
         self._lookup: PooledLookup | None = None
         if weight is not None:
             self.write_dense(weight)
@@ -201,7 +203,7 @@ class TieredEmbeddingBag(_LookupModule):
     def _bags(
         self, input: torch.Tensor, offsets: torch.Tensor | None, per_sample_weights: torch.Tensor | None
     ) -> Bags:
-        indices = check_indices(input, "input")
+        indices = check_indices(input, "input", self._device)
         num_bags = bag_size = 0
         if indices.ndim == 2:
             if offsets is not None:
@@ -210,7 +212,7 @@ class TieredEmbeddingBag(_LookupModule):
         elif indices.ndim == 1:
             if offsets is None:
                 raise ValueError("if input is 1-D, offsets must be given")
-            offsets = check_indices(offsets, "offsets")
+            offsets = check_indices(offsets, "offsets", self._device)
             if offsets.ndim != 1:
                 raise ValueError(f"offsets must be 1-D, got {offsets.ndim}-D")
             num_bags = len(offsets) - self.include_last_offset
@@ -221,7 +223,7 @@ class TieredEmbeddingBag(_LookupModule):
         else:
             raise ValueError(f"input must be 1-D or 2-D, got {indices.ndim}-D")
         if per_sample_weights is not None:
-            check_per_sample_weights(per_sample_weights, input, self.mode)
+            check_per_sample_weights(per_sample_weights, input, self.mode, self._device)
         return Bags(indices, offsets, self.include_last_offset, num_bags, bag_size, per_sample_weights)
 
     def to_dense(self) -> nn.EmbeddingBag:
@@ -326,7 +328,7 @@ class TieredEmbedding(_LookupModule):
         return self._forward(input)
 
     def _forward(self, input: torch.Tensor) -> torch.Tensor:
-        indices = check_indices(input, "input")
+        indices = check_indices(input, "input", self._device)
         rows = self._look_up(Bags(indices, None, False, indices.numel(), 1, None))
         return rows.view(*input.shape, rows.shape[1])
 
@@ -371,18 +373,25 @@ def _forward_outside_graphs(module: TieredEmbedding, input: torch.Tensor) -> tor
     return module._forward(input)
 
 
-def check_indices(indices: object, name: str) -> torch.Tensor:
-    """Return `indices` contiguous; TypeError unless it is int32 or int64, ValueError unless on the CPU."""
+def check_indices(indices: object, name: str, device: torch.device) -> torch.Tensor:
+    """Return `indices` contiguous, on the CPU, where lookups are planned.
+
+    Raises: TypeError unless it is int32 or int64, ValueError unless on the CPU or the store's device.
+    """
     if not isinstance(indices, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(indices).__name__}")
     if indices.dtype is not torch.int64 and indices.dtype is not torch.int32:
         raise TypeError(f"{name} must be int32 or int64, got {indices.dtype}")
     if not indices.is_cpu:
-        raise ValueError(f"{name} must be on the CPU, where the table's store is, got {indices.device}")
+        if indices.device != device:
+            raise ValueError(f"{name} must be on the CPU or on the store's device, {device}, got {indices.device}")
+        indices = indices.cpu()
     return indices.contiguous()
 
 
-def check_per_sample_weights(weights: object, input: torch.Tensor, mode: str) -> None:
+def check_per_sample_weights(
+    weights: object, input: torch.Tensor, mode: str, device: torch.device
+) -> None:
     """Raise unless `weights` may weight the positions of `input` under `mode`."""
     if mode != "sum":
         raise NotImplementedError(f"per_sample_weights is supported for mode='sum' only, got mode={mode!r}")
@@ -393,14 +402,15 @@ def check_per_sample_weights(weights: object, input: torch.Tensor, mode: str) ->
         raise ValueError(
             f"per_sample_weights must be shaped as input, {tuple(input.shape)}, got {tuple(weights.shape)}"
         )
-    if not weights.is_cpu:
-        raise ValueError(f"per_sample_weights must be on the CPU, where the store is, got {weights.device}")
+    if weights.device != device:
+        raise ValueError(f"per_sample_weights must be on the store's device, {device}, got {weights.device}")
 
 
 def _check_supported(
     max_norm: float | None,
     scale_grad_by_freq: bool,
     device: torch.device | str | None,
+    store_device: torch.device,
     weight: torch.Tensor | None,
     init: Init | None,
 ) -> None:
@@ -412,9 +422,10 @@ def _check_supported(
         raise NotImplementedError(
             "scale_grad_by_freq is not supported; scale the loss or the learning rate instead"
         )
-    if device is not None and torch.device(device).type != "cpu":
+    if device is not None and torch.device(device).type != store_device.type:
         raise NotImplementedError(
-            f"device={str(device)!r}: the rows are where the store is, on the CPU; leave device out"
+            f"device={str(device)!r}: the rows are where the store computes, on {store_device}; leave device out, or give "
+            "the store an hbm tier there"
         )
     if weight is not None and init is not None:
         raise ValueError("_weight and init both give the rows; pass one of them")

@@ -12,7 +12,8 @@ import torch
 from torch._ops import OpOverload
 
 from mtrains import _native
-from mtrains._native import Lookup, LookupSpec
+from mtrains._native import DeviceCompute, Lookup, LookupSpec
+from mtrains.device_calls import LookupOnDevice, WeightGradOnDevice
 from mtrains.eager import outside_graphs
 from mtrains.errors import StateError
 from mtrains.row_grad import GradPiece, RowGrad
@@ -25,8 +26,9 @@ __all__ = ["Bags", "PooledLookup"]
 class Bags(NamedTuple):
     """What is looked up, checked: bags of positions, feature after feature.
 
-    indices: int32 or int64[n], contiguous, on the CPU. offsets: int32 or int64, contiguous, or None: then
-    every bag has `bag_size` indices. num_bags: B, of each feature. per_sample_weights: floating[n] or None.
+    indices: int32 or int64[n], contiguous, on the CPU. offsets: int32 or int64, contiguous, on the CPU, or None: then
+    every bag has `bag_size` indices. num_bags: B, of each feature. per_sample_weights: floating[n], on the store's
+    device, or None.
     """
 
     indices: torch.Tensor
@@ -151,9 +153,10 @@ class PooledLookup:
         """Return the pooled rows, and the plan for the backward if its `graphs` are given, one a weight."""
         keep = graphs is not None
         indices, offsets, include_last_offset, num_bags, bag_size, weights = bags
-        out = torch.empty((num_bags, self.num_columns), dtype=torch.float32)
+        store = self._store
+        out = torch.empty((num_bags, self.num_columns), dtype=torch.float32, device=store.device)
         argmax = (
-            torch.empty((num_bags, self.num_columns), dtype=torch.int64)
+            torch.empty((num_bags, self.num_columns), dtype=torch.int64, device=store.device)
             if keep and self._needs_argmax
             else None
         )
@@ -161,9 +164,11 @@ class PooledLookup:
         if weights is not None:
             # A copy while the graph lives: the caller may change its weights after the forward.
             weights = _narrowed(weights.detach()).to(torch.float32, copy=keep).contiguous()
-            if keep:
+            if keep or store.on_device:
                 starts = self._starts(bags)
-        store = self._store
+        device = None
+        if store.on_device:
+            device = DeviceCompute(LookupOnDevice(out, self._columns, weights, starts, argmax))
         lookup = store.engine.forward(
             self._spec,
             indices_ptr=indices.data_ptr(),
@@ -180,6 +185,7 @@ class PooledLookup:
             out_stride=self.num_columns,
             argmax_ptr=0 if argmax is None else argmax.data_ptr(),
             keep=keep,
+            device=device,
         )
         plan = None
         if graphs is not None:
@@ -224,6 +230,7 @@ class PooledLookup:
                     generation,
                     grad,
                     version,
+                    self._columns[feature],
                     address + 4 * self._columns[feature],
                     stride,
                     None if weights is None else weights[plan.starts[feature] :],
@@ -242,17 +249,23 @@ class PooledLookup:
                 "per_sample_weights' gradient reads the rows of the forward, and the store was restored "
                 "since; call backward() before restore()"
             )
-        result = torch.empty(like.numel(), dtype=torch.float32)
+        result = torch.empty(like.numel(), dtype=torch.float32, device=store.device)
         for feature, start in enumerate(plan.starts):
+            device = None
+            if store.on_device:
+                column = self._columns[feature]
+                there = grad[:, column : column + self._dims[feature]]
+                device = DeviceCompute(WeightGradOnDevice(there, result[start:]))
             store.engine.per_sample_weight_grad(
                 plan.lookup,
                 feature,
                 grad_ptr=grad.data_ptr() + 4 * self._columns[feature],
                 grad_stride=grad.stride(0),
                 out_ptr=result.data_ptr() + 4 * start,
+                device=device,
             )
         if like.dtype is torch.float64:
-            result = torch.from_numpy(_native.widen(result.numpy()))
+            result = torch.from_numpy(_native.widen(result.cpu().numpy())).to(store.device)
         return result.to(like.dtype).view(like.shape)
 
 
@@ -317,7 +330,8 @@ def _narrowed(values: torch.Tensor) -> torch.Tensor:
     """
     if values.dtype is not torch.float64:
         return values
-    return torch.from_numpy(_native.narrow(values.reshape(-1).contiguous().numpy())).view(values.shape)
+    narrowed = torch.from_numpy(_native.narrow(values.cpu().reshape(-1).contiguous().numpy()))
+    return narrowed.view(values.shape).to(values.device)
 
 
 def _check_single_process(lookup: PooledLookup) -> None:

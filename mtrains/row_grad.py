@@ -29,13 +29,13 @@ class GradPiece:
     """The part of a gradient that came from one lookup of the table: its plan and grad_output, by reference.
 
     sequence: order of the forward. grad: float32[B, >= D], columns contiguous, kept alive; `version` is its
-    version when backward gave it, `grad_ptr` the address of the first of this lookup's D columns,
+    version when backward gave it, `column` the first of this lookup's D columns and `grad_ptr` its address,
     `grad_stride` in floats. per_sample_weights: float32 of this lookup's positions, or None. argmax: int64[B,
     D] for mode "max", or None.
     """
 
     __slots__ = (
-        "argmax", "feature", "generation", "grad", "grad_ptr", "grad_stride", "lookup", "per_sample_weights",
+        "argmax", "column", "feature", "generation", "grad", "grad_ptr", "grad_stride", "lookup", "per_sample_weights",
         "sequence", "version",
     )  # fmt: skip
 
@@ -47,6 +47,7 @@ class GradPiece:
         generation: int,
         grad: torch.Tensor,
         version: int,
+        column: int,
         grad_ptr: int,
         grad_stride: int,
         per_sample_weights: torch.Tensor | None,
@@ -58,6 +59,7 @@ class GradPiece:
         self.generation = generation
         self.grad = grad
         self.version = version
+        self.column = column
         self.grad_ptr = grad_ptr
         self.grad_stride = grad_stride
         self.per_sample_weights = per_sample_weights
@@ -76,6 +78,26 @@ class GradPiece:
                 f"table {graph.table.name!r}: its gradient is of a lookup made before the store was "
                 "restored; call zero_grad() and look up again"
             )
+
+    def in_memory(self) -> GradPiece:
+        """Return the same with all tensors in memory: itself, unless they are on a device."""
+        if self.grad.is_cpu:
+            return self
+        grad = self.grad.cpu()
+        weights, argmax = self.per_sample_weights, self.argmax
+        return GradPiece(
+            self.sequence,
+            self.lookup,
+            self.feature,
+            self.generation,
+            grad,
+            grad._version,
+            self.column,
+            grad.data_ptr() + 4 * self.column,
+            grad.stride(0),
+            None if weights is None else weights.cpu(),
+            None if argmax is None else argmax.cpu(),
+        )
 
     @property
     def weights_ptr(self) -> int:
@@ -109,7 +131,7 @@ class _Body:
             engine = self.graph.store.engine
             for piece in self.pieces:
                 piece.check(self.graph)
-            for piece in self.pieces:
+            for piece in map(GradPiece.in_memory, self.pieces):
                 prior_rows, prior_sums = prefix if prefix is not None else (None, None)
                 prefix = engine.row_sums(
                     piece.lookup,
@@ -185,7 +207,7 @@ class RowGrad(torch.Tensor):
     @staticmethod
     def __new__(cls: type[RowGrad], body: _Body) -> RowGrad:
         graph = body.graph
-        grad = torch.Tensor._make_wrapper_subclass(cls, graph.shape, dtype=graph.dtype, device=CPU)
+        grad = torch.Tensor._make_wrapper_subclass(cls, graph.shape, dtype=graph.dtype, device=graph.device)
         grad.body = body
         return grad
 
@@ -201,7 +223,7 @@ class RowGrad(torch.Tensor):
         """Return (rows int64[U] ascending, float32[U, D]): the gradients of the rows that have one."""
         return self.body.scaled_sums()
 
-    def update(self, arguments: dict[str, Any]) -> tuple[Update, object] | None:
+    def update(self, arguments: dict[str, Any]) -> tuple[Update, GradPiece | RowSums] | None:
         """Return the engine's update with this gradient, and what must live until it ran; None without rows.
 
         arguments: optimizer and its scalars, as of mtrains._native.Update.

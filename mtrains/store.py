@@ -1,4 +1,4 @@
-"""The store: tables whose rows live in DRAM and in a log on disk, with checkpoints."""
+"""The store: tables whose rows live in HBM, DRAM, SCM and in a log on disk, with checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -17,11 +17,15 @@ import torch
 
 from mtrains import _native
 from mtrains.errors import StateError
+from mtrains.hbm import Hbm
+from mtrains.scm import Scm
 from mtrains.specs import TableSpec
 from mtrains.store_stats import StoreStats, collect_stats
 from mtrains.tables import Checkpoint, OptimizerBinding, Table, TableRegistry
 from mtrains.threads import follow_num_threads, get_num_threads
+from mtrains.tiers.budgets import parse_budgets
 from mtrains.tiers.catalog_records import CheckpointRecord
+from mtrains.tiers.chain import ChainConfig
 from mtrains.tiers.digest import digest_rows
 from mtrains.tiers.jobs import Ticket
 from mtrains.tiers.session import Session, SessionOptions, open_session
@@ -34,7 +38,7 @@ IO_ENGINES = ("auto", "uring", "pread", "mmap")
 
 
 class Store:
-    """Rows of embedding tables in DRAM, backed by a log on disk; a context manager.
+    """Rows of embedding tables in a chain of tiers, HBM > DRAM > SCM, over a log on disk; a context manager.
 
     One process opens a store at a time. Passes of modules and optimizers may run in several threads, one
     after another. After kill -9 or power loss a store opens at its last checkpoint. A store is not for forked
@@ -50,11 +54,11 @@ class Store:
         path: str | os.PathLike[str] | None = None,
         *,
         dram: int | str = "256MiB",
-        hbm: int | str = 0,
-        scm: int | str = 0,
+        hbm: int | str | Hbm = 0,
+        scm: int | str | Scm = 0,
         ssd: int | str | None = None,
         seed: int | None = None,
-        budgets: object = None,
+        budgets: Mapping[str, Mapping[str, int | str]] | None = None,
         plan: object = None,
         read_only: bool = False,
         io_engine: str = "auto",
@@ -66,7 +70,13 @@ class Store:
 
         Args:
             path: None is a private temporary store, gone when it is closed.
-            dram: bytes for rows in memory, as a number or "256MiB". Tables that fit are wholly resident.
+            dram: bytes for rows in memory, as a number or "256MiB"; 0 with another tier in its place. Tables that
+            fit are wholly resident, where DRAM is the fastest tier.
+            hbm: bytes for rows on an accelerator, or an Hbm; then rows are looked up and updated there, and outputs
+            are there. Emulated on the CPU where there is none.
+            scm: bytes for rows in byte-addressable memory below DRAM, or an Scm.
+            budgets: bytes of tables in tiers, {"clicks": {"dram": "1GiB", "scm": 0}}: theirs alone, out of the
+            tier's; 0 passes a tier over; in a tier that is not named, a table shares the rest.
             ssd: hard limit of the disk bytes of all files of the store; None is no limit.
             seed: of initial values; None takes torch.initial_seed() for a new store. A store keeps its seed
             for life.
@@ -82,9 +92,6 @@ class Store:
         """
         self._session: Session | None = None
         _refuse_later_options(
-            hbm=parse_bytes(hbm),
-            scm=parse_bytes(scm),
-            budgets=budgets,
             plan=plan,
             read_only=read_only,
             distributed=None if distributed == "local" else distributed,
@@ -92,7 +99,12 @@ class Store:
         self._distributed = distributed
         options = SessionOptions(
             seed=_checked_seed(seed),
-            dram_bytes=parse_bytes(dram),
+            chain=ChainConfig(
+                dram_bytes=parse_bytes(dram),
+                hbm=hbm if isinstance(hbm, Hbm) else Hbm(hbm) if parse_bytes(hbm) else None,
+                scm=scm if isinstance(scm, Scm) else Scm(scm) if parse_bytes(scm) else None,
+                budgets=parse_budgets(budgets),
+            ),
             cap_bytes=None if ssd is None else parse_bytes(ssd),
             io_engine=_one_of("io_engine", io_engine, IO_ENGINES),
             num_threads=get_num_threads(),
@@ -119,6 +131,7 @@ class Store:
                 "create another store"
             )
         self._session = session
+        self._device, self._on_device = session.chain.device, session.chain.on_device
         self._lock = threading.RLock()  # one checkpoint, flush, restore, release or close at a time
         self._running: Ticket[CheckpointRecord] | None = None
         self._registry = TableRegistry(self, session)
@@ -147,6 +160,16 @@ class Store:
     def distributed(self) -> str | None:
         """How processes of torch.distributed share the rows: None, or "local", each has rows of its own."""
         return self._distributed
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are looked up and updated, and where outputs and gradients are."""
+        return self._device
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the fastest tier is HBM, emulated or not, and so computes."""
+        return self._on_device
 
     @property
     def io_engine(self) -> str:

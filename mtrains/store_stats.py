@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mtrains import _native
+from mtrains.tiers.chain import SLOT_TIERS
 from mtrains.tiers.gc import disk_use
 from mtrains.tiers.session import Session
 
@@ -17,13 +18,14 @@ __all__ = ["StoreStats", "collect_stats"]
 class StoreStats:
     """Counters since the store was opened, and present sizes. Rates are differences of two.
 
-    tiers: "dram" and "ssd", each with its counters: hits, new (first touches), fetches, evictions,
-    dirty_evictions; rows_read, block_reads, bytes_read, rows_appended, bytes_appended, gc_rows,
+    tiers: "hbm", "dram", "scm" (those that the store has, the first computes) and "ssd", each with its counters:
+    hits (accesses that found their row there), evictions, dirty_evictions, rows_in (from the tier above), rows_out (to
+    the one that computes); of the first, new (first touches), fetches (from the log), refetches; rows_read, block_reads, bytes_read, rows_appended, bytes_appended, gc_rows,
     bytes_written, segments_deleted, segments_damaged (that garbage collection could not read), ...
     seconds: where time went: compute, io_wait (reads of the log), write_back (waits for room in the log),
     writing (the writer thread's commits), ... io_engine: the effective one; refused_engines: which others
     were refused, and why.
-    emulated: tiers that stand in for a device that is not there. write_amplification: bytes written over
+    providers: what each slot tier is made of. emulated: tiers that stand in for a device that is not there. write_amplification: bytes written over
     bytes of rows that training appended. live_bytes: of segments' rows that are current; held_bytes: that
     only checkpoints need; dead_bytes: of neither; the three by share of rows. disk_bytes: allocated for all
     files.
@@ -34,6 +36,7 @@ class StoreStats:
     io_engine: str
     refused_engines: str
     emulated: tuple[str, ...]
+    providers: Mapping[str, str]
     checkpoints: int
     folded_pages: int
     write_amplification: float
@@ -70,11 +73,12 @@ def collect_stats(session: Session) -> StoreStats:
     user_bytes = ssd["bytes_appended"] * user_rows / ssd["rows_appended"] if ssd["rows_appended"] else 0.0
     use = disk_use(engine.segments(), session.held_rows())
     return StoreStats(
-        tiers={"dram": counters["dram"], "ssd": ssd},
+        tiers={**{tier: counters[tier] for tier in SLOT_TIERS if tier in counters}, "ssd": ssd},
         seconds={**counters["time"], "writing": writer.write_seconds},
         io_engine=session.io_engine,
         refused_engines=engine.refused_engines(),
-        emulated=(),
+        emulated=session.chain.emulated,
+        providers=session.chain.providers,
         checkpoints=session.checkpoint_count,
         folded_pages=session.folded_pages,
         write_amplification=written / user_bytes if user_bytes else 0.0,

@@ -35,6 +35,7 @@ class TableGraph:
     __slots__ = (
         "__weakref__",
         "_untrained_pass",
+        "device",
         "dtype",
         "next_sequence",
         "open",
@@ -50,6 +51,7 @@ class TableGraph:
         self.store = table.store  # a table knows its store weakly; whoever has the weight needs it open
         self.shape = (table.spec.num_embeddings, table.spec.embedding_dim)
         self.dtype = table.spec.dtype
+        self.device = self.store.device
         self.next_sequence = 0
         self.open: set[int] = set()
         self.optimizer: Callable[[], torch.optim.Optimizer | None] = _no_optimizer
@@ -111,7 +113,7 @@ class TieredWeight(nn.Parameter):
     @staticmethod
     def __new__(cls: type[TieredWeight], graph: TableGraph, requires_grad: bool = True) -> TieredWeight:
         weight = torch.Tensor._make_wrapper_subclass(
-            cls, graph.shape, dtype=graph.dtype, device=CPU, requires_grad=requires_grad
+            cls, graph.shape, dtype=graph.dtype, device=graph.device, requires_grad=requires_grad
         )
         weight.graph = graph
         return weight

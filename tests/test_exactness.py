@@ -3,8 +3,10 @@ floating-point state of the caller, or interruption. Extend it with every featur
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
+from random import Random
 
 import pytest
 import torch
@@ -114,6 +116,45 @@ def test_budget_changes_no_bit(optimizer, dram):
 def test_sixteen_bit_weights_round_alike_in_any_budget(dtype):
     with mtrains.Store(dram="30KiB", seed=3) as store:
         assert replay(store, dtype=dtype) == in_memory(dtype=dtype)
+
+
+def random_chain(random):
+    """Return sizes of tiers, any subset of them, and budgets of tables, from barely one row to everything."""
+    tiers = random.sample(["hbm", "dram", "scm"], random.randint(1, 3))
+    sizes = {"dram": 0} | {tier: int(4096 * 2 ** random.uniform(2.5, 9)) for tier in tiers}
+    budgets = {}
+    for name, _, _, _ in SPECS:
+        if random.random() < 0.4:
+            tier = random.choice(tiers)
+            fastest = min(tiers, key=["hbm", "dram", "scm"].index)
+            passed_over = tier != fastest and random.random() < 0.4
+            budgets[name] = {tier: 0 if passed_over else sizes[tier] // random.randint(4, 8)}
+    return {**sizes, "budgets": budgets}
+
+
+@functools.cache
+def in_memory_once(optimizer, dtype):
+    return in_memory(optimizer=optimizer, dtype=dtype)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_chain_of_tiers_changes_a_bit(seed, tmp_path, restore_settings):
+    """Any subset of the tiers, checkpoints beside training, a restore and another chain after it."""
+    random = Random(seed)
+    optimizer = list(OPTIMIZERS)[seed % len(OPTIMIZERS)]
+    dtype = random.choice([torch.float32, torch.float16, torch.bfloat16])
+    mtrains.set_num_threads(random.randint(1, 4))
+    expected = in_memory_once(optimizer, dtype)
+    with mtrains.Store(tmp_path / "store", seed=3, **random_chain(random)) as store:
+
+        def checkpoint(step):
+            if step % 3 == 1:
+                store.checkpoint(step, wait=random.random() < 0.5)
+
+        assert replay(store, optimizer, dtype, between=checkpoint) == expected
+        store.restore(7)
+    with mtrains.Store(tmp_path / "store", **random_chain(random)) as store:
+        assert replay(store, optimizer, dtype, start=8)[1] == expected[1]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 
-from mtrains._native import Update
+from mtrains._native import DeviceCompute, Update
+from mtrains.device_calls import StepOnDevice, StepSource
 from mtrains.eager import outside_graphs
 from mtrains.errors import StateError
 from mtrains.row_grad import RowGrad
@@ -26,7 +27,7 @@ class _TableSteps(NamedTuple):
     """Updates of the tables of one store, what must live until they ran, the bindings they count in."""
 
     updates: list[Update]
-    held: list[object]
+    held: list[StepSource]
     bindings: list[OptimizerBinding]
 
 
@@ -98,7 +99,8 @@ class TieredOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for store, steps in self._table_steps().items():
             if steps.updates:
-                store.engine.step(steps.updates)
+                device = DeviceCompute(StepOnDevice(steps.held)) if store.on_device else None
+                store.engine.step(steps.updates, device)
             for binding in steps.bindings:
                 binding.step += 1
         self._step_dense()

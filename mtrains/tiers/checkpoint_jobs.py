@@ -75,11 +75,11 @@ class PrepareJob:
     These may use the reserve, as that checkpoint could.
     """
 
-    def __init__(self, engine: _native.Engine, writer: LogWriter, sweep_rows: int, dram_bytes: int) -> None:
+    def __init__(self, engine: _native.Engine, writer: LogWriter, sweep_rows: int, slot_bytes: int) -> None:
         self._engine = engine
         self._writer = writer
         self._sweep_rows = sweep_rows
-        self._dirty_segments = dram_bytes // _native.SEGMENT_BYTES  # at most
+        self._dirty_segments = slot_bytes // _native.SEGMENT_BYTES  # at most
         self._begun = False
 
     def step(self) -> bool:

@@ -57,10 +57,10 @@ def policy_for(room: int) -> GcPolicy:
     )
 
 
-def packed_share(dram_bytes: int) -> float:
+def packed_share(slot_bytes: int) -> float:
     """Return the share of its pages that a full segment has: its buffer is no larger than the budget."""
     least, most = _BUFFER_PAGES
-    return min(max(dram_bytes // 4096 + 1, least), most) / SEGMENT_PAGES
+    return min(max(slot_bytes // 4096 + 1, least), most) / SEGMENT_PAGES
 
 
 def choose_victims(

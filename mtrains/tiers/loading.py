@@ -34,8 +34,10 @@ class Loaded:
     effective_engine: str
 
 
-def add_table(engine: _native.Engine, record: TableRecord, seed: int, layout: int) -> int:
-    """Register a table and its layouts with the engine; return its number."""
+def add_table(
+    engine: _native.Engine, record: TableRecord, seed: int, layout: int, budgets: Sequence[int | None] = ()
+) -> int:
+    """Register a table and its layouts with the engine; return its number. budgets: its own bytes by kind of tier."""
     kind, a, b = record.init
     number = engine.add_table(
         name=record.name,
@@ -47,6 +49,7 @@ def add_table(engine: _native.Engine, record: TableRecord, seed: int, layout: in
         init_b=b,
         key=table_key(seed, record.name),
         padding_row=-1 if record.padding_idx is None else record.padding_idx,
+        budgets=budgets,
     )
     for state_floats, initial_state in record.layouts[1:]:
         engine.add_layout(number, state_floats, initial_state)

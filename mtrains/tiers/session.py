@@ -16,6 +16,7 @@ from mtrains import _native
 from mtrains.errors import MtrainsError, StateError
 from mtrains.tiers.catalog import Catalog
 from mtrains.tiers.catalog_records import CheckpointRecord, TableCut, TableRecord, is_needed
+from mtrains.tiers.chain import Chain, ChainConfig
 from mtrains.tiers.checkpoint import (
     CheckpointDraft,
     begin_incarnation,
@@ -50,7 +51,7 @@ class SessionOptions:
     unlimited. passed: told each commit point, for tests."""
 
     seed: int
-    dram_bytes: int
+    chain: ChainConfig
     cap_bytes: int | None
     io_engine: str
     num_threads: int
@@ -119,7 +120,9 @@ class Session:
         if not layout.exists():
             layout.create(options.seed, options.passed)
         uuid = layout.check()
-        self.budget = DiskBudget(options.cap_bytes, layout.data_files)
+        self.chain = Chain(options.chain, layout.folder)
+        self._closing.append(self.chain.close)
+        self.budget = DiskBudget(options.cap_bytes, (*layout.data_files, *self.chain.disk_files))
         self.catalog = Catalog(
             layout.catalog, self.budget, make_room=self._shrink_reserve, passed=options.passed
         )
@@ -141,7 +144,7 @@ class Session:
         """Make the engine and its writer thread, at the last checkpoint."""
         cuts = self.cuts()
         engine = _native.Engine(
-            dram_bytes=self.options.dram_bytes,
+            tiers=self.chain.native_tiers(),
             num_threads=self.options.num_threads,
             incarnation=self.state.incarnation,
             epoch=self.state.first_epoch,
@@ -153,14 +156,14 @@ class Session:
             for record, cut in zip(self.tables, cuts, strict=True)
         )
         for number, (record, cut) in enumerate(zip(self.tables, cuts, strict=True)):
-            add_table(engine, record, self.state.seed, cut.layout)
+            add_table(engine, record, self.state.seed, cut.layout, self.options.chain.budgets_of(record.name))
             engine.set_update_count(number, cut.update_count)
         loaded = load_engine(
             engine, self.catalog, self.container, self.checkpoints, len(self.tables), self.options.io_engine
         )
         context = WriterContext(
             uuid=self.state.uuid,
-            packed=packed_share(self.options.dram_bytes),
+            packed=packed_share(self.options.chain.total_bytes),
             retained_epochs=lambda: [record.epoch for record in self.checkpoints],
             tables=lambda: self.tables,
             closing_meta=lambda epoch: self._closing_metas.pop(epoch, None),
@@ -209,7 +212,8 @@ class Session:
 
     def add_table(self, record: TableRecord) -> int:
         """Register a new table; it is stored by the next checkpoint."""
-        number = add_table(self.engine, record, self.state.seed, 0)
+        budgets = self.options.chain.budgets_of(record.name)
+        number = add_table(self.engine, record, self.state.seed, 0, budgets)
         self.tables = (*self.tables, record)
         return number
 
@@ -232,8 +236,8 @@ class Session:
 
     def prepare_checkpoint(self) -> None:
         """Do what must be done before a checkpoint begins, and wait for it. REQUIRES: none is running."""
-        dram_bytes, engine = self.options.dram_bytes, self.engine
-        self.writer.submit(PrepareJob(engine, self.writer, self._sweep_rows(), dram_bytes)).wait()
+        slot_bytes, engine = self.options.chain.total_bytes, self.engine
+        self.writer.submit(PrepareJob(engine, self.writer, self._sweep_rows(), slot_bytes)).wait()
 
     def begin_checkpoint(
         self,

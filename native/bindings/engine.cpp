@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "arrays.h"
+#include "device.h"
 #include "segments.h"
 
 using namespace nanobind::literals;
@@ -27,6 +28,13 @@ using Rows = ArrayIn<std::int64_t, nb::ndim<1>>;
 struct LookupSpec {
   std::vector<FeatureSpec> features;
 };
+
+// Runs `call` with the store locked and the GIL released: whoever holds the lock may be waiting for the GIL.
+template <typename Call>
+auto locked(Engine& engine, const Call& call) {
+  const nb::gil_scoped_release release;
+  return engine.locked(call);
+}
 
 // A forked child has none of the threads that an engine would join and none of its memory: it only forgets
 // it.
@@ -46,7 +54,7 @@ std::shared_ptr<Lookup> forward(Engine& engine, const LookupSpec& spec, std::uin
                                 std::uint64_t num_offsets, bool offsets_int64, bool include_last_offset,
                                 std::uint64_t num_bags, std::uint64_t bag_size, std::uintptr_t weights_ptr,
                                 std::uintptr_t out_ptr, std::size_t out_stride, std::uintptr_t argmax_ptr,
-                                bool keep) {
+                                bool keep, DeviceCompute* device) {
   ForwardInput input;
   input.indices = {pointer<const void>(indices_ptr), num_indices, indices_int64};
   input.offsets = {pointer<const void>(offsets_ptr), num_offsets, offsets_int64};
@@ -62,6 +70,7 @@ std::shared_ptr<Lookup> forward(Engine& engine, const LookupSpec& spec, std::uin
   input.out_stride = out_stride;
   input.argmax = pointer<std::int64_t>(argmax_ptr);
   input.keep = keep;
+  input.device = device;
   return engine.forward(spec.features, input);
 }
 
@@ -85,38 +94,61 @@ nb::object row_sums(Engine& engine, const std::shared_ptr<Lookup>& lookup, std::
                            num_prior ? prior_sums->data() : nullptr, num_prior);
   }
   const std::size_t rows = sums.rows.size();
-  const std::uint32_t dim = engine.locked(
-      [&](RowStore& store) { return store.table(lookup->features[feature].table).record().dim; });
+  const std::uint32_t dim = locked(
+      engine, [&](RowStore& store) { return store.table(lookup->features[feature].table).record().dim; });
   return nb::make_tuple(own(std::move(sums.rows)), own(std::move(sums.sums), {rows, dim}));
 }
 
+// What a tier has done and holds.
+struct TierReport {
+  const char* name;
+  TierCounters counters;
+  std::uint64_t slots, used_slots, used_bytes;
+};
+
 nb::dict stats(Engine& engine) {
-  DramCounters dram;
+  std::vector<TierReport> tiers;
+  AccessCounters access;
   LogCounters log;
-  std::uint64_t slots, used, bytes, dirty, owed;
-  engine.locked([&](RowStore& store) {
-    dram = store.counters();
-    log = store.log().counters();
-    slots = store.slots();
-    used = store.used_slots();
-    bytes = store.dram_bytes_used();
-    dirty = store.dirty();
-    owed = store.owed();
-  });
-  const EngineTimes times = engine.times();
-  nb::dict d, s, t, all;
-  d["hits"] = dram.hits, d["new"] = dram.new_rows, d["fetches"] = dram.fetches,
-  d["refetches"] = dram.refetches;
-  d["unplanned_positions"] = dram.unplanned_positions;
-  d["evictions"] = dram.evictions, d["dirty_evictions"] = dram.dirty_evictions, d["pieces"] = dram.pieces;
-  d["slots"] = slots, d["used_slots"] = used, d["used_bytes"] = bytes, d["dirty_rows"] = dirty + owed;
+  std::uint64_t dirty = 0;
+  EngineTimes times;
+  {
+    const nb::gil_scoped_release release;
+    engine.locked([&](RowStore& store) {
+      access = store.counters();
+      log = store.log().counters();
+      dirty = store.dirty() + store.owed();
+      for (const auto& tier : store.levels()) {
+        tiers.push_back({name_of(tier->spec().kind), tier->counters, tier->slots(), tier->used_slots(),
+                         tier->used_bytes()});
+      }
+      tiers[0].used_bytes += store.resident_bytes();
+    });
+    times = engine.times();
+  }
+  nb::dict s, t, all;
+  for (std::size_t i = 0; i < tiers.size(); ++i) {
+    const auto& [name, counters, slots, used_slots, used_bytes] = tiers[i];
+    nb::dict d;
+    d["hits"] = counters.hits;
+    if (i == 0) {  // of the tier that computes: what it had to be brought
+      d["new"] = access.new_rows, d["fetches"] = access.fetches, d["refetches"] = access.refetches;
+      d["unplanned_positions"] = access.unplanned_positions, d["pieces"] = access.pieces;
+      d["dirty_rows"] = dirty;
+    } else {
+      d["rows_in"] = counters.rows_in, d["rows_out"] = counters.rows_out;
+    }
+    d["evictions"] = counters.evictions, d["dirty_evictions"] = counters.dirty_evictions;
+    d["slots"] = slots, d["used_slots"] = used_slots, d["used_bytes"] = used_bytes;
+    all[name] = d;
+  }
   s["rows_read"] = log.rows_read, s["block_reads"] = log.block_reads, s["bytes_read"] = log.bytes_read;
   s["rows_forwarded"] = log.rows_forwarded, s["rows_appended"] = log.rows_appended;
   s["bytes_appended"] = log.bytes_appended, s["gc_rows"] = log.gc_rows,
   s["segments_sealed"] = log.segments_sealed;
   t["plan"] = times.plan_seconds, t["move"] = times.move_seconds, t["compute"] = times.compute_seconds;
   t["io_wait"] = log.read_seconds, t["write_back"] = log.stall_seconds;
-  all["dram"] = d, all["ssd"] = s, all["time"] = t;
+  all["ssd"] = s, all["time"] = t;
   return all;
 }
 
@@ -194,7 +226,7 @@ SegmentRow row_of(std::uint32_t number, const Segment& segment) {
 
 nb::object segments(Engine& engine) {
   std::vector<SegmentRow> rows;
-  engine.locked([&](RowStore& store) {
+  locked(engine, [&](RowStore& store) {
     const auto& all = store.log().segments();
     for (std::uint32_t number = 1; number < all.size(); ++number) {
       if (all[number].state != SegmentState::kUnused) rows.push_back(row_of(number, all[number]));
@@ -287,7 +319,7 @@ void load_segments(Engine& engine, ArrayIn<std::uint32_t, nb::ndim<1>> numbers,
     segment.superseded.emplace_back(superseded(i, 1), count);
     segment.live -= count;
   }
-  engine.locked([&](RowStore& store) {
+  locked(engine, [&](RowStore& store) {
     for (const auto& [number, segment] : loaded) store.log().load(number, segment);
     store.log().finish_load();
   });
@@ -368,32 +400,34 @@ void bind_training(nb::class_<Engine>& engine) {
   engine
       .def("forward", &forward, Release(), "spec"_a, nb::kw_only(), "indices_ptr"_a, "num_indices"_a,
            "indices_int64"_a, "offsets_ptr"_a, "num_offsets"_a, "offsets_int64"_a, "include_last_offset"_a,
-           "num_bags"_a, "bag_size"_a, "weights_ptr"_a, "out_ptr"_a, "out_stride"_a, "argmax_ptr"_a, "keep"_a)
+           "num_bags"_a, "bag_size"_a, "weights_ptr"_a, "out_ptr"_a, "out_stride"_a, "argmax_ptr"_a, "keep"_a,
+           "device"_a.none() = nb::none())
       .def(
           "per_sample_weight_grad",
           [](Engine& self, Lookup& lookup, std::size_t feature, std::uintptr_t grad_ptr,
-             std::size_t grad_stride, std::uintptr_t out_ptr) {
+             std::size_t grad_stride, std::uintptr_t out_ptr, DeviceCompute* device) {
             self.weight_grad(lookup, feature, pointer<const float>(grad_ptr), grad_stride,
-                             pointer<float>(out_ptr));
+                             pointer<float>(out_ptr), device);
           },
-          Release(), "lookup"_a, "feature"_a, nb::kw_only(), "grad_ptr"_a, "grad_stride"_a, "out_ptr"_a)
+          Release(), "lookup"_a, "feature"_a, nb::kw_only(), "grad_ptr"_a, "grad_stride"_a, "out_ptr"_a,
+          "device"_a.none() = nb::none())
       .def("row_sums", &row_sums, "lookup"_a, "feature"_a, nb::kw_only(), "grad_ptr"_a, "grad_stride"_a,
            "weights_ptr"_a, "argmax_ptr"_a, "prior_rows"_a.none() = nb::none(),
            "prior_sums"_a.none() = nb::none())
       .def(
           "step",
-          [](Engine& self, const nb::typed<nb::sequence, TableUpdate>& sequence) {
+          [](Engine& self, const nb::typed<nb::sequence, TableUpdate>& sequence, DeviceCompute* device) {
             std::vector<TableUpdate> updates;
             for (const nb::handle item : sequence) updates.push_back(nb::cast<const TableUpdate&>(item));
             const nb::gil_scoped_release release;
-            self.step(updates);
+            self.step(updates, device);
           },
-          "updates"_a)
+          "updates"_a, "device"_a.none() = nb::none())
       .def(
           "read_rows",
           [](Engine& self, std::uint32_t table, Rows rows, ArrayOut<float, nb::ndim<2>> out) {
             const std::uint32_t dim =
-                self.locked([&](RowStore& store) { return store.table(table).record().dim; });
+                locked(self, [&](RowStore& store) { return store.table(table).record().dim; });
             require(out.shape(0) == rows.size() && out.shape(1) == dim,
                     "out must be float32[len(rows), embedding_dim]");
             const nb::gil_scoped_release release;
@@ -404,7 +438,7 @@ void bind_training(nb::class_<Engine>& engine) {
           "read_records",
           [](Engine& self, std::uint32_t table, Rows rows, ArrayOut<std::uint8_t, nb::ndim<2>> out) {
             const std::size_t stride =
-                self.locked([&](RowStore& store) { return store.table(table).record().stride(); });
+                locked(self, [&](RowStore& store) { return store.table(table).record().stride(); });
             require(out.shape(0) == rows.size() && out.shape(1) == stride,
                     "out must be uint8[len(rows), stride]");
             const nb::gil_scoped_release release;
@@ -415,7 +449,7 @@ void bind_training(nb::class_<Engine>& engine) {
           "write_rows",
           [](Engine& self, std::uint32_t table, Rows rows, ArrayIn<float, nb::ndim<2>> values) {
             const std::uint32_t dim =
-                self.locked([&](RowStore& store) { return store.table(table).record().dim; });
+                locked(self, [&](RowStore& store) { return store.table(table).record().dim; });
             require(values.shape(0) == rows.size() && values.shape(1) == dim,
                     "values must be float32[len(rows), embedding_dim]");
             const nb::gil_scoped_release release;
@@ -442,7 +476,8 @@ void bind_tables(nb::class_<Engine>& engine) {
       .def(
           "add_table",
           [](Engine& self, const std::string& name, std::uint64_t num_rows, std::uint32_t dim, int dtype,
-             int init_kind, float init_a, float init_b, std::uint64_t key, std::int64_t padding_row) {
+             int init_kind, float init_a, float init_b, std::uint64_t key, std::int64_t padding_row,
+             const std::vector<std::optional<std::uint64_t>>& budgets) {
             require(dtype >= 0 && dtype <= 2, "a dtype is 0 (float32), 1 (float16) or 2 (bfloat16)");
             require(init_kind >= 0 && init_kind <= 2,
                     "an init_kind is 0 (constant), 1 (uniform) or 2 (normal)");
@@ -452,10 +487,14 @@ void bind_tables(nb::class_<Engine>& engine) {
             init.b = init_b;
             init.key = key;
             init.padding_row = padding_row;
-            return self.add_table(name, num_rows, dim, static_cast<WeightType>(dtype), init);
+            require(budgets.empty() || budgets.size() == kSlotTiers, "budgets are by kind of tier");
+            TableBudgets own;
+            std::copy(budgets.begin(), budgets.end(), own.begin());
+            return self.add_table(name, num_rows, dim, static_cast<WeightType>(dtype), init, own);
           },
           Release(), nb::kw_only(), "name"_a, "num_rows"_a, "dim"_a, "dtype"_a, "init_kind"_a, "init_a"_a,
-          "init_b"_a, "key"_a, "padding_row"_a = -1)
+          "init_b"_a, "key"_a, "padding_row"_a = -1,
+          "budgets"_a = std::vector<std::optional<std::uint64_t>>{})
       .def("add_layout", &Engine::add_layout, Release(), "table"_a, "state_floats"_a, "initial_state"_a)
       .def("use_layout", &Engine::use_layout, Release(), "table"_a, "layout"_a)
       .def("table_version", &Engine::version, Release(), "table"_a)
@@ -478,7 +517,7 @@ void bind_log(nb::class_<Engine>& engine) {
           },
           Release(), "path"_a, "io_engine"_a)
       .def("refused_engines",
-           [](Engine& self) { return self.locked([](RowStore& store) { return store.log().refused(); }); })
+           [](Engine& self) { return locked(self, [](RowStore& store) { return store.log().refused(); }); })
       .def(
           "open_base",
           [](Engine& self, const std::string& path) {
@@ -602,13 +641,13 @@ void bind_engine(nb::module_& m) {
   bind_lookups(m);
   nb::class_<Engine> engine(m, "Engine");
   engine
-      .def(nb::new_([](std::uint64_t dram_bytes, int num_threads, std::uint32_t incarnation,
+      .def(nb::new_([](const nb::sequence& tiers, int num_threads, std::uint32_t incarnation,
                        std::uint64_t epoch, std::uint32_t max_pending_segments) {
              return std::shared_ptr<Engine>(
-                 new Engine(dram_bytes, num_threads, incarnation, epoch, max_pending_segments),
+                 new Engine(tiers_from(tiers), num_threads, incarnation, epoch, max_pending_segments),
                  LeaveInForkedChild{});
            }),
-           nb::kw_only(), "dram_bytes"_a, "num_threads"_a, "incarnation"_a, "epoch"_a,
+           nb::kw_only(), "tiers"_a, "num_threads"_a, "incarnation"_a, "epoch"_a,
            "max_pending_segments"_a = 32)
       .def("set_num_threads", &Engine::set_num_threads, Release(), "n"_a)
       .def("close", &Engine::close, Release());

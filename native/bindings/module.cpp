@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "arrays.h"
+#include "device.h"
 #include "errors.h"
 #include "mtrains/crc32c.h"
 #include "mtrains/directory.h"
@@ -76,5 +77,6 @@ NB_MODULE(_native, m) {
   bind_segments(m);
   bind_row_sums(m);
   bind_slot_memory(m);
+  bind_device(m);
   bind_engine(m);
 }

@@ -6,10 +6,10 @@
 
 namespace mtrains {
 
-Engine::Engine(std::uint64_t dram_bytes, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
+Engine::Engine(std::vector<TierSpec> tiers, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
                std::uint32_t max_pending)
     : threads_(num_threads),
-      store_(std::make_unique<RowStore>(dram_bytes, incarnation, epoch, max_pending, threads_)) {
+      store_(std::make_unique<RowStore>(std::move(tiers), incarnation, epoch, max_pending, threads_)) {
   store_->wait_for_room = [this] { wait_for_room(); };
 }
 
@@ -74,9 +74,9 @@ EngineTimes Engine::times() {
 // --- tables
 
 std::uint32_t Engine::add_table(const std::string& name, std::uint64_t num_rows, std::uint32_t dim,
-                                WeightType dtype, const RowInit& init) {
+                                WeightType dtype, const RowInit& init, const TableBudgets& budgets) {
   const Pass pass(*this);
-  return store_->add_table(name, num_rows, dim, dtype, init);
+  return store_->add_table(name, num_rows, dim, dtype, init, budgets);
 }
 
 std::uint16_t Engine::add_layout(std::uint32_t table, std::uint32_t state_floats, float initial_state) {

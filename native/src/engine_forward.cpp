@@ -104,7 +104,7 @@ void Engine::finish_plan(FeatureLookup& feature, bool keep) {
 }
 
 std::uint64_t Engine::generation(const Table& table) const {
-  return store_->layout_generation() + (table.resident ? 0 : table.pool->index.generation());
+  return store_->layout_generation() + (table.resident ? 0 : table.pool().index.generation());
 }
 
 std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features, const ForwardInput& input) {
@@ -207,7 +207,7 @@ PoolTask Engine::pool_task(std::size_t which, Lookup& lookup, const std::vector<
   task.position_end = feature.plan.num_positions;
   task.mode = feature.mode;
   if (input.per_sample_weights != nullptr) task.per_sample_weights = input.per_sample_weights + begins[which];
-  task.out = input.out + features[which].out_column;
+  task.out = input.out + features[which].out_column;  // of a device: means nothing, and nothing reads it
   task.out_stride = input.out_stride;
   if (feature.mode == PoolMode::kMax && input.argmax != nullptr) {
     task.argmax = input.argmax;
@@ -229,14 +229,18 @@ void Engine::pool_in_pieces(std::size_t which, Lookup& lookup, const std::vector
   feature.version = table.version;
   feature.generation = ~std::uint64_t{0};  // the plan names no slots
   PoolTask task = pool_task(which, lookup, features, input, begins);
-  const auto run = [&task](const std::uint32_t* slots, std::uint64_t begin, std::uint64_t end, bool first,
-                           bool last) {
+  const auto run = [&](const std::uint32_t* slots, std::uint64_t begin, std::uint64_t end, bool first,
+                       bool last) {
     task.slot_of_position = slots;
     task.position_begin = begin;
     task.position_end = end;
     task.first_piece = first;
     task.last_piece = last;
-    pool(task);
+    if (DeviceRecords* records = table.device()) {
+      required(input.device).pool(which, *records, task, slots == nullptr ? 0 : feature.plan.num_positions);
+    } else {
+      pool(task);
+    }
   };
   run(nullptr, 0, 0, true, false);
   each_piece(feature, [&](const std::uint32_t* slots, std::uint64_t begin, std::uint64_t end) {
@@ -257,6 +261,19 @@ void Engine::pool_features(const std::vector<std::size_t>& which, Lookup& lookup
     if (!plan_free(table, input)) finish_plan(feature, input.keep);
     feature.version = table.version;
   });
+  for (const std::size_t f : which) {
+    const Table& table = store_->table(lookup.features[f].table);
+    if (table.resident) continue;
+    store_->levels()[0]->charge(lookup.features[f].plan.num_unique(), 0, table.record().stride());
+  }
+  if (store_->table(lookup.features[which[0]].table).device() != nullptr) {  // then all tables are there
+    for (const std::size_t f : which) {
+      const FeatureLookup& feature = lookup.features[f];
+      required(input.device).pool(f, *store_->table(feature.table).device(),
+                                  pool_task(f, lookup, features, input, begins), feature.plan.num_positions);
+    }
+    return;
+  }
   struct Part {
     std::size_t feature;
     std::uint64_t bag_begin, bag_end;

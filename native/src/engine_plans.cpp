@@ -12,7 +12,7 @@ bool Engine::bring_found(FeatureLookup& feature, const std::vector<std::uint32_t
   const Stopwatch watch(times_.move_seconds);
   Table& table = store_->table(feature.table);
   if (!store_->bring(table, feature.plan.rows.data(), feature.plan.slots.data(), missing, true)) return false;
-  store_->counters().hits += feature.plan.num_unique() - missing.size();
+  store_->count_hits(feature.plan.num_unique() - missing.size());
   return true;
 }
 
@@ -28,7 +28,7 @@ bool Engine::locate(Table& table, const std::uint64_t* rows, std::size_t n, std:
   store_->find(table, rows, n, slots, missing);
   const std::size_t found = n - missing.size();
   if (!store_->bring(table, rows, slots, missing, counted)) return false;
-  if (counted) store_->counters().hits += found;
+  if (counted) store_->count_hits(found);
   return true;
 }
 
@@ -58,7 +58,7 @@ void Engine::each_piece(FeatureLookup& feature,
     if (!locate(table, rows.data(), rows.size(), slots.data(), false)) {
       // Slots of other strides could not be taken over whole; a smaller piece does.
       if (capacity == 1)
-        throw CapacityError("table '" + table.name + "': no slot could be freed in the dram tier");
+        throw CapacityError("table '" + table.name + "': no slot could be freed in the compute tier");
       capacity = std::max<std::uint64_t>(1, capacity / 2);
       continue;
     }
@@ -74,7 +74,7 @@ void Engine::each_piece(FeatureLookup& feature,
 }
 
 void Engine::weight_grad(Lookup& lookup, std::size_t which, const float* grad, std::size_t grad_stride,
-                         float* out) {
+                         float* out, DeviceCompute* device) {
   const Pass pass(*this);
   FeatureLookup& feature = lookup.features.at(which);
   Table& table = table_at(feature.table);
@@ -98,7 +98,11 @@ void Engine::weight_grad(Lookup& lookup, std::size_t which, const float* grad, s
     task.slot_of_position = slots;
     task.position_begin = begin;
     task.position_end = end;
-    per_sample_weight_grad(task);
+    if (DeviceRecords* records = table.device()) {
+      required(device).weight_grad(*records, task, feature.plan.num_positions);
+    } else {
+      per_sample_weight_grad(task);
+    }
   };
   BatchPlan& plan = feature.plan;
   std::vector<std::uint32_t> slots(plan.num_unique());

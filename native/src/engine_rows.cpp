@@ -59,19 +59,25 @@ void Engine::write_rows(std::uint32_t number, const std::int64_t* rows, std::siz
     store_->next_clock();
     if (!locate(table, plan.rows.data() + begin, count, slots.data(), false)) {
       if (capacity == 1)
-        throw CapacityError("table '" + table.name + "': no slot could be freed in the dram tier");
+        throw CapacityError("table '" + table.name + "': no slot could be freed in the compute tier");
       capacity = std::max<std::uint64_t>(1, capacity / 2);
       continue;
     }
     store_->settle_owed(table, slots.data(), count);
     ++table.version;
     store_->add_dirty(store_->mark_dirty(table, slots.data(), 0, count));
+    // Records of a device are changed in a copy of them.
+    DeviceRecords* device = table.device();
+    std::vector<std::byte> copies(device != nullptr ? count * layout.stride() : 0);
+    if (device != nullptr) device->load(slots.data(), count, copies.data());
     for (std::uint64_t u = 0; u < count; ++u) {
       // Of duplicates the last one wins.
       const std::uint32_t position = plan.positions[plan.csr[begin + u + 1] - 1];
       store_row(layout, values + std::size_t{position} * layout.dim,
-                table.records() + slots[u] * layout.stride());
+                device != nullptr ? copies.data() + u * layout.stride()
+                                  : table.records() + slots[u] * layout.stride());
     }
+    if (device != nullptr) device->store(slots.data(), count, copies.data());
     begin += count;
   }
 }

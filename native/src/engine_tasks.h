@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <stdexcept>
+
+#include "mtrains/device.h"
 
 namespace mtrains {
 
@@ -16,6 +19,12 @@ inline std::uint64_t positions_per_task(std::uint64_t total, int num_threads) {
 // Tasks for `count` equal items.
 inline std::size_t num_tasks(std::size_t count, int num_threads) {
   return std::min(4 * static_cast<std::size_t>(num_threads), count);
+}
+
+// The caller's device, without which a pass over a tier on a device cannot compute.
+inline DeviceCompute& required(DeviceCompute* device) {
+  if (device == nullptr) throw std::logic_error("the compute tier is on a device, and the caller gave none");
+  return *device;
 }
 
 // Adds the time of its scope to a total.

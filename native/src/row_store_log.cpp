@@ -10,6 +10,7 @@
 #include "mtrains/crc32c.h"
 #include "mtrains/errors.h"
 #include "mtrains/row_store.h"
+#include "row_store_records.h"
 
 namespace mtrains {
 namespace {
@@ -87,7 +88,8 @@ bool RowStore::touched(const Table& table, Entry entry) const {
   if (table.resident) return (entry & (kStampMask | kLocationMask)) != 0;
   if (!(entry & kInSlot)) return entry != 0;
   const auto slot = static_cast<std::uint32_t>(entry);
-  return table.pool->index.hot(slot).stamp() != kClean || table.pool->index.location(slot) != 0;
+  const SlotIndex& index = pool_at(table, entry).index;
+  return index.hot(slot).stamp() != kClean || index.location(slot) != 0;
 }
 
 std::uint64_t RowStore::touched_rows(Table& table, std::uint64_t begin, std::size_t limit,
@@ -122,15 +124,26 @@ void RowStore::peek(Table& table, const std::int64_t* rows, std::size_t n,
   const RowInit init = table.row_init();
   std::vector<std::byte> converted(stride);
   std::vector<RowRead> reads;
+  std::vector<std::uint32_t> device_slots;
+  std::vector<std::size_t> device_rows;
   for (std::size_t begin = 0; begin < n; begin += kPeekRows) {
     reads.clear();
+    device_slots.clear();
+    device_rows.clear();
     const std::size_t end = std::min(n, begin + kPeekRows);
     for (std::size_t i = begin; i < end; ++i) {
       const auto row = static_cast<std::uint64_t>(rows[i]);
       const Entry found = entry(table, row);
       if (found & kInSlot) {
-        take(i, table.resident ? table.arena.data() + row * stride
-                               : table.pool->record(static_cast<std::uint32_t>(found)));
+        const auto slot = static_cast<std::uint32_t>(found);
+        if (table.resident) {
+          take(i, table.arena.data() + row * stride);
+        } else if (pool_at(table, found).device != nullptr) {
+          device_slots.push_back(slot);
+          device_rows.push_back(i);
+        } else {
+          take(i, pool_at(table, found).record(slot));
+        }
       } else if (found & kLocationMask) {
         reads.push_back({found & kLocationMask, table.number, static_cast<std::uint32_t>(i - begin)});
       } else {
@@ -142,6 +155,10 @@ void RowStore::peek(Table& table, const std::int64_t* rows, std::size_t n,
       copy_record(table, layout, record, converted.data());
       take(begin + i, converted.data());
     });
+    if (device_slots.empty()) continue;
+    std::size_t next = 0;
+    each_record(table.pool(), device_slots,
+                [&](std::uint32_t, const std::byte* record) { take(device_rows[next++], record); });
   }
 }
 
@@ -156,18 +173,18 @@ std::uint64_t RowStore::begin_checkpoint() {
 }
 
 std::uint64_t RowStore::sweep(std::size_t max_rows) {
-  const std::size_t parts = pools_.size() + tables_.size();
+  const std::vector<SlotPool*> slot_pools = pools();
+  const std::size_t parts = slot_pools.size() + tables_.size();
   std::size_t done = 0;
   std::uint64_t looked = 0;
   std::size_t visits = 0;  // each part at most once more than all of them
   while (num_owed_ > 0 && done < max_rows && looked < kSweepLook && visits <= parts && log_.has_room()) {
     if (sweep_part_ >= parts) sweep_part_ = 0;
     const std::uint64_t begin = sweep_at_, before = num_owed_;
-    if (sweep_part_ < pools_.size()) {
-      SlotPool& pool = *std::next(pools_.begin(), static_cast<std::ptrdiff_t>(sweep_part_))->second;
-      sweep_at_ = sweep_pool(pool, max_rows - done);
+    if (sweep_part_ < slot_pools.size()) {
+      sweep_at_ = sweep_pool(*slot_pools[sweep_part_], max_rows - done);
     } else {
-      sweep_at_ = sweep_resident(*tables_[sweep_part_ - pools_.size()], max_rows - done);
+      sweep_at_ = sweep_resident(*tables_[sweep_part_ - slot_pools.size()], max_rows - done);
     }
     done += before - num_owed_;
     looked += sweep_at_ == 0 ? kSweepLook / 64 : sweep_at_ - begin;
@@ -183,15 +200,28 @@ std::uint64_t RowStore::sweep(std::size_t max_rows) {
 std::uint64_t RowStore::sweep_pool(SlotPool& pool, std::size_t max_rows) {
   const std::uint32_t owed = stamp_of(epoch_ - 1);
   const std::uint64_t end = std::min<std::uint64_t>(pool.index.capacity(), sweep_at_ + kSweepLook);
-  std::size_t done = 0;
+  std::vector<std::uint32_t> owing;
+  std::uint64_t next = end == pool.index.capacity() ? 0 : end;
   for (std::uint64_t slot = sweep_at_; slot < end; ++slot) {
-    const std::uint32_t stamp = pool.index.hot(static_cast<std::uint32_t>(slot)).stamp();
-    if (stamp != owed) continue;
-    if (done == max_rows || !log_.has_room()) return std::max<std::uint64_t>(slot, 1);
-    append_slot(pool, static_cast<std::uint32_t>(slot));
-    ++done;
+    if (pool.index.hot(static_cast<std::uint32_t>(slot)).stamp() != owed) continue;
+    if (owing.size() == max_rows) {
+      next = std::max<std::uint64_t>(slot, 1);
+      break;
+    }
+    owing.push_back(static_cast<std::uint32_t>(slot));
   }
-  return end == pool.index.capacity() ? 0 : end;
+  bool full = false;
+  each_record(pool, owing, [&](std::uint32_t slot, const std::byte* record) {
+    if (full) return;
+    if (log_.has_room()) {
+      append_slot(pool, slot, record);
+    } else {
+      full = true;
+      next = std::max(slot, 1u);
+    }
+  });
+  levels_[pool.level]->charge(owing.size(), 0, pool.stride);
+  return next;
 }
 
 std::uint64_t RowStore::sweep_resident(Table& table, std::size_t max_rows) {
@@ -253,7 +283,8 @@ bool RowStore::is_current(Table& table, std::uint64_t row, Location location) {
     return (found & kLocationMask) == location && (!table.resident || (found & kStampMask) == 0);
   }
   const auto slot = static_cast<std::uint32_t>(found);
-  return table.pool->index.location(slot) == location && table.pool->index.hot(slot).stamp() == kClean;
+  const SlotIndex& index = pool_at(table, found).index;
+  return index.location(slot) == location && index.hot(slot).stamp() == kClean;
 }
 
 void RowStore::move_row(Table& table, std::uint64_t row, Location location, std::uint16_t layout,
@@ -262,7 +293,7 @@ void RowStore::move_row(Table& table, std::uint64_t row, Location location, std:
   const Location next = log_.append(epoch_, table.number, layout, row, table.first_key + row, record);
   log_.supersede(location, epoch_);
   if (!table.resident && (found & kInSlot)) {
-    table.pool->index.set_location(static_cast<std::uint32_t>(found), next);
+    pool_at(table, found).index.set_location(static_cast<std::uint32_t>(found), next);
   } else {
     table.directory.overwrite(row, (found & ~kLocationMask) | next);
   }

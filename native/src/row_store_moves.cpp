@@ -1,19 +1,16 @@
-// Bringing rows to the compute tier and making room for them.
+// Finding rows, and bringing them to the compute tier from wherever they are.
 #include <algorithm>
 #include <cassert>
 #include <cstring>
 
 #include "mtrains/errors.h"
 #include "mtrains/row_store.h"
+#include "row_store_records.h"
 
 namespace mtrains {
 namespace {
 
 constexpr std::size_t kPrefetchRows = 16;
-// Slots are lent to a pool by slabs: small ones under a small budget, so that several strides get their
-// share.
-constexpr std::uint64_t kSlabBytes = 256 << 10;
-constexpr std::uint64_t kSlabsPerBudget = 32;
 constexpr std::uint32_t kLastClock = 0xf0000000u;
 constexpr std::uint32_t kClockRebase = 0x80000000u;
 constexpr std::size_t kRowsPerTask = 256;
@@ -22,11 +19,11 @@ constexpr std::size_t kRowsPerTask = 256;
 
 void RowStore::next_clock() {
   if (clock_ == kLastClock) {
-    for (auto& [stride, pool] : pools_) pool->index.rebase(kClockRebase);
+    for (SlotPool* pool : pools()) pool->index.rebase(kClockRebase);
     clock_ -= kClockRebase;
   }
   ++clock_;
-  for (auto& [stride, pool] : pools_) pool->num_protected = 0;
+  for (SlotPool* pool : pools()) pool->num_protected = 0;
 }
 
 void RowStore::find(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots,
@@ -39,13 +36,13 @@ void RowStore::find(Table& table, const std::uint64_t* rows, std::size_t n, std:
     }
     return;
   }
-  SlotIndex& index = table.pool->index;
+  SlotIndex& index = table.pool().index;
   const Entry* entries = table.directory.data();
   std::uint32_t first_uses = 0;
   for (std::size_t i = 0; i < n; ++i) {
     if (i + kPrefetchRows < n) __builtin_prefetch(&entries[rows[i + kPrefetchRows]]);
     const Entry entry = entries[rows[i]];
-    if (entry & kInSlot) {
+    if (in_compute_tier(entry)) {
       slots[i] = static_cast<std::uint32_t>(entry);
       __builtin_prefetch(index.hot_data() + slots[i], 1);
     } else {
@@ -56,19 +53,23 @@ void RowStore::find(Table& table, const std::uint64_t* rows, std::size_t n, std:
   for (std::size_t i = 0; i < n; ++i) {
     if (slots[i] != 0xffffffffu) first_uses += index.touch(slots[i], clock_);
   }
-  table.pool->num_protected.fetch_add(first_uses, std::memory_order_relaxed);
+  table.pool().num_protected.fetch_add(first_uses, std::memory_order_relaxed);
 }
 
 void RowStore::count_accesses(Table& table, const std::uint64_t* rows, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) {
     const Entry found = entry(table, rows[i]);
-    ++((found & kInSlot) ? counters_.hits : found ? counters_.fetches : counters_.new_rows);
+    if (found & kInSlot) {
+      ++levels_[level_of(found)]->counters.hits;
+    } else {
+      ++(found ? counters_.fetches : counters_.new_rows);
+    }
   }
 }
 
 std::uint64_t RowStore::pass_capacity(const Table& table) const {
   if (table.resident) return 0xffffffffu;
-  return std::max<std::uint64_t>(1, dram_bytes_ / table.pool->slot_bytes());
+  return std::max<std::uint64_t>(1, table.pool().budget / table.pool().slot_bytes());
 }
 
 bool RowStore::bring(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
@@ -78,20 +79,21 @@ bool RowStore::bring(Table& table, const std::uint64_t* rows, std::uint32_t* slo
     bring_resident(table, rows, missing, counted);
     return true;
   }
-  // Another lookup of this pass may have brought some of them meanwhile.
+  // Another lookup of this pass may have brought some of them meanwhile. Those in lower tiers stay there until there
+  // is room, which others leave for those tiers.
   std::vector<std::uint32_t> absent;
   absent.reserve(missing.size());
   for (const std::uint32_t i : missing) {
     const Entry entry = table.directory.get(rows[i]);
-    if (entry & kInSlot) {
+    if (entry & kInSlot) protect(pool_at(table, entry), static_cast<std::uint32_t>(entry));
+    if (in_compute_tier(entry)) {
       slots[i] = static_cast<std::uint32_t>(entry);
-      table.pool->num_protected += table.pool->index.touch(slots[i], clock_);
     } else {
       absent.push_back(i);
     }
   }
-  if (!make_room(*table.pool, absent.size())) return false;
-  if (counted) counters_.hits += missing.size() - absent.size();
+  if (!make_room(table.pool(), absent.size())) return false;
+  if (counted) count_hits(missing.size() - absent.size());
   bring_pooled(table, rows, slots, absent, counted);
   return true;
 }
@@ -136,7 +138,7 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
   for (const std::uint32_t i : missing) {
     const std::uint64_t row = rows[i];
     if (table.is_present(row)) {  // another lookup of this pass has brought it
-      if (counted) ++counters_.hits;
+      if (counted) count_hits(1);
       continue;
     }
     const Entry found = entry(table, row);
@@ -171,34 +173,75 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
   }
 }
 
+// Moves a row from a lower tier to a free slot of the compute tier; its bytes go to `record`.
+void RowStore::promote(Table& table, std::uint64_t row, Entry from, std::uint32_t* slot, std::byte* record) {
+  SlotPool& lower = pool_at(table, from);
+  const auto old = static_cast<std::uint32_t>(from);
+  SlotPool& pool = table.pool();
+  std::memcpy(record, lower.record(old), pool.stride);
+  *slot = pool.index.insert(table.first_key + row, lower.index.location(old), clock_);
+  pool.index.hot(*slot).set_stamp(lower.index.hot(old).stamp());
+  table.directory.overwrite(row, slot_entry(0, *slot));
+  if (lower.index.hot(old).last_use == clock_) --lower.num_protected;
+  lower.index.evict(old);
+  ++levels_[lower.level]->counters.rows_out;
+}
+
 void RowStore::bring_pooled(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
                             const std::vector<std::uint32_t>& missing, bool counted) {
-  SlotPool& pool = *table.pool;
+  SlotPool& pool = table.pool();
   std::vector<std::pair<std::uint64_t, std::byte*>> fresh;
   std::vector<RowRead> reads;
   for (const std::uint32_t i : missing) entry(table, rows[i]);  // base pages first: reading them may fail
-  for (const std::uint32_t i : missing) {
-    const Location location = table.directory.get(rows[i]) & kLocationMask;
-    slots[i] = pool.index.insert(table.first_key + rows[i], location, clock_);
-    table.directory.insert(rows[i], kInSlot | slots[i]);
+  std::vector<std::uint32_t> new_slots(missing.size());
+  std::vector<std::byte> staging(pool.device != nullptr ? missing.size() * pool.stride : 0);
+  const auto place = [&](std::size_t k) {
+    return pool.device != nullptr ? &staging[k * pool.stride] : pool.record(new_slots[k]);
+  };
+  std::array<std::uint64_t, kSlotTiers> promoted{};
+  for (std::size_t k = 0; k < missing.size(); ++k) {
+    const std::uint64_t row = rows[missing[k]];
+    const Entry found = table.directory.get(row);
+    if (found & kInSlot) {
+      ++promoted[level_of(found)];
+      // The slot is known first: without a device the record goes to it.
+      new_slots[k] = pool.index.next_free();
+      promote(table, row, found, &new_slots[k], place(k));
+      continue;
+    }
+    const Location location = found & kLocationMask;
+    new_slots[k] = pool.index.insert(table.first_key + row, location, clock_);
+    table.directory.insert(row, slot_entry(0, new_slots[k]));
     if (location == 0) {
-      fresh.emplace_back(rows[i], pool.record(slots[i]));
+      fresh.emplace_back(row, place(k));
     } else {
-      reads.push_back({location, table.number, i});
+      reads.push_back({location, table.number, static_cast<std::uint32_t>(k)});
     }
   }
+  for (std::size_t k = 0; k < missing.size(); ++k) slots[missing[k]] = new_slots[k];
   pool.num_protected += static_cast<std::uint32_t>(missing.size());
   initialise(table, fresh);
+  const auto to_device = [&] {
+    if (pool.device != nullptr && !missing.empty())
+      pool.device->store(new_slots.data(), missing.size(), staging.data());
+  };
   try {
-    log_.read(reads, [&](std::uint32_t i, std::uint16_t layout, const std::byte* record) {
-      copy_record(table, layout, record, pool.record(slots[i]));
+    log_.read(reads, [&](std::uint32_t k, std::uint16_t layout, const std::byte* record) {
+      copy_record(table, layout, record, place(k));
     });
   } catch (...) {
     for (const RowRead& read : reads) {
-      pool.index.evict(slots[read.tag]);
-      table.directory.overwrite(rows[read.tag], read.location);
+      pool.index.evict(new_slots[read.tag]);
+      table.directory.overwrite(rows[missing[read.tag]], read.location);
     }
+    to_device();  // what came from elsewhere is here to stay
     throw;
+  }
+  to_device();
+  for (const auto& tier : levels_) {
+    const std::uint64_t rows_up = promoted[tier->level()];
+    tier->charge(rows_up, 0, pool.stride);
+    if (counted) tier->counters.hits += rows_up;
   }
   if (counted) {
     counters_.new_rows += fresh.size();
@@ -208,145 +251,25 @@ void RowStore::bring_pooled(Table& table, const std::uint64_t* rows, std::uint32
   }
 }
 
-// --- room
-
-bool RowStore::make_room(SlotPool& pool, std::size_t needed) {
-  while (pool.index.num_free() < needed && grow(pool)) {
-  }
-  // What could be free at the end, without touching what this pass protects.
-  const auto evictable = [&pool] { return pool.index.capacity() - pool.num_protected.load(); };
-  while (evictable() < needed) {
-    if (!borrow(pool, /*only_older=*/false)) return false;
-  }
-  while (pool.index.num_free() < needed) {
-    if (borrow(pool, /*only_older=*/true)) continue;
-    if (!evict_one(pool)) return false;  // pinned slots
-  }
-  return true;
-}
-
-bool RowStore::grow(SlotPool& pool) {
-  std::uint64_t used = 0;
-  for (const auto& [stride, other] : pools_) used += other->index.capacity() * other->slot_bytes();
-  const std::uint64_t slab =
-      std::max<std::uint64_t>(1, std::min(kSlabBytes, dram_bytes_ / kSlabsPerBudget) / pool.slot_bytes());
-  const std::uint64_t slots = std::min(slab, (dram_bytes_ - used) / pool.slot_bytes());
-  if (slots == 0) return false;
-  pool.index.grow(pool.index.capacity() + static_cast<std::uint32_t>(slots));
-  return true;
-}
-
-// Takes a slab from the pool that holds the least recently used row, or (unless only_older) from any that can
-// spare one.
-bool RowStore::borrow(SlotPool& pool, bool only_older) {
-  if (pools_.size() == 1) return false;
-  std::uint32_t own = 0xffffffffu;
-  if (only_older && !pool.index.policy().oldest(pool.index, clock_, &own)) own = 0xffffffffu;
-  SlotPool* lender = nullptr;
-  std::uint32_t oldest = own;
-  for (const auto& [stride, other] : pools_) {
-    std::uint32_t last_use = 0;
-    if (other.get() == &pool || other->index.capacity() == 0) continue;
-    if (other->index.num_used() == other->index.capacity() &&
-        !other->index.policy().oldest(other->index, clock_, &last_use)) {
-      continue;
-    }
-    if (last_use < oldest) {
-      oldest = last_use;
-      lender = other.get();
-    }
-  }
-  if (lender == nullptr || !shrink(*lender)) return false;
-  grow(pool);  // a small slab of the lender's may not make a slot yet
-  return true;
-}
-
-bool RowStore::shrink(SlotPool& pool) {
-  const std::uint64_t slab =
-      std::max<std::uint64_t>(1, std::min(kSlabBytes, dram_bytes_ / kSlabsPerBudget) / pool.slot_bytes());
-  const std::uint32_t capacity = pool.index.capacity() - static_cast<std::uint32_t>(std::min<std::uint64_t>(
-                                                             slab, pool.index.capacity()));
-  for (std::uint32_t slot = capacity; slot < pool.index.capacity(); ++slot) {
-    if (pool.index.occupied(slot) &&
-        (pool.index.hot(slot).last_use >= clock_ || pool.index.hot(slot).pins() > 0))
-      return false;
-  }
-  while (pool.index.num_used() > capacity) {
-    if (!evict_one(pool)) return false;
-  }
-  const std::size_t end = pool.index.capacity() * pool.stride;
-  pool.index.shrink(capacity, [&](std::uint32_t from, std::uint32_t to) {
-    std::memcpy(pool.record(to), pool.record(from), pool.stride);
-    Table& table = *tables_[table_of(pool.index.key(to))];
-    table.directory.overwrite(pool.index.key(to) - table.first_key, kInSlot | to);
-  });
-  pool.arena.discard(capacity * pool.stride, end);
-  return true;
-}
-
-bool RowStore::evict_one(SlotPool& pool) {
-  if (!log_.has_room()) wait_for_room();
-  const std::int64_t victim = pool.index.policy().victim(pool.index, clock_);
-  if (victim < 0) return false;
-  evict(pool, static_cast<std::uint32_t>(victim));
-  return true;
-}
-
-void RowStore::evict(SlotPool& pool, std::uint32_t slot) {
-  if (!log_.has_room()) wait_for_room();
-  if (pool.index.hot(slot).stamp() != kClean) {
-    append_slot(pool, slot);
-    ++counters_.dirty_evictions;
-  }
-  ++counters_.evictions;
-  const RowKey key = pool.index.key(slot);
-  Table& table = *tables_[table_of(key)];
-  table.directory.overwrite(key - table.first_key, pool.index.location(slot));
-  pool.index.evict(slot);
-}
-
-void RowStore::append_slot(SlotPool& pool, std::uint32_t slot) {
-  SlotRecord& record = pool.index.hot(slot);
-  const std::uint64_t epoch = epoch_of(record.stamp());
-  const RowKey key = pool.index.key(slot);
-  const std::uint32_t number = table_of(key);
-  const Table& table = *tables_[number];
-  const Location before = pool.index.location(slot);
-  const Location location =
-      log_.append(epoch, number, table.layout, key - table.first_key, key, pool.record(slot));
-  if (before != 0) log_.supersede(before, epoch);
-  pool.index.set_location(slot, location);
-  uncount(record.stamp());
-  record.set_stamp(kClean);
-}
-
-void RowStore::append_resident(Table& table, std::uint64_t row) {
-  if (!log_.has_room()) wait_for_room();
-  const Entry entry = table.directory.get(row);
-  const auto stamp = static_cast<std::uint32_t>((entry & kStampMask) >> kStampShift);
-  if (stamp == kClean) return;  // swept while waiting
-  const std::uint64_t epoch = epoch_of(stamp);
-  const Location location = log_.append(epoch, table.number, table.layout, row, table.first_key + row,
-                                        table.arena.data() + row * table.record().stride());
-  if (entry & kLocationMask) log_.supersede(entry & kLocationMask, epoch);
-  table.directory.overwrite(row, kInSlot | location);
-  uncount(stamp);
-}
-
 // --- changing rows
 
 void RowStore::settle_owed(Table& table, const std::uint32_t* slots, std::size_t n) {
   if (num_owed_ == 0) return;
   const std::uint32_t owed = stamp_of(epoch_ - 1);
-  for (std::size_t i = 0; i < n; ++i) {
-    if (table.resident) {
+  if (table.resident) {
+    for (std::size_t i = 0; i < n; ++i) {
       if ((table.directory.get(slots[i]) & kStampMask) >> kStampShift == owed)
         append_resident(table, slots[i]);
-    } else {
-      if (!log_.has_room()) wait_for_room();
-      if (table.pool->index.hot(slots[i]).stamp() == owed) append_slot(*table.pool, slots[i]);
     }
+    return;
   }
+  SlotPool& pool = table.pool();
+  std::vector<std::uint32_t> owing;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (pool.index.hot(slots[i]).stamp() == owed) owing.push_back(slots[i]);
+  }
+  each_record(pool, owing,
+              [&](std::uint32_t slot, const std::byte* record) { append_slot(pool, slot, record); });
 }
 
 std::uint64_t RowStore::mark_dirty(Table& table, const std::uint32_t* slots, std::size_t begin,
@@ -366,7 +289,7 @@ std::uint64_t RowStore::mark_dirty(Table& table, const std::uint32_t* slots, std
     }
     return were_clean;
   }
-  SlotIndex& index = table.pool->index;
+  SlotIndex& index = table.pool().index;
   for (std::size_t i = begin; i < end; ++i) {
     if (i + kPrefetchRows < end) __builtin_prefetch(index.hot_data() + slots[i + kPrefetchRows], 1);
     SlotRecord& record = index.hot(slots[i]);

@@ -6,6 +6,7 @@
 
 #include "mtrains/errors.h"
 #include "mtrains/row_store.h"
+#include "row_store_records.h"
 
 namespace mtrains {
 namespace {
@@ -19,49 +20,64 @@ std::uint64_t saturating_mul(std::uint64_t x, std::uint64_t y) {
   return __builtin_mul_overflow(x, y, &product) ? ~std::uint64_t{0} : product;
 }
 
-// No more than the budget waits in one segment, where that is not too little to write at once.
-std::uint32_t blocks_within(std::uint64_t dram_bytes) {
-  constexpr std::uint64_t kMinBlocks = 16;
-  return static_cast<std::uint32_t>(
-      std::clamp<std::uint64_t>(dram_bytes / kPageBytes, kMinBlocks, kMaxBlocks));
+std::uint64_t total_bytes(const std::vector<TierSpec>& tiers) {
+  std::uint64_t total = 0;
+  for (const TierSpec& tier : tiers) total += tier.bytes;
+  return total;
 }
 
-// Twice the budget at most waits for its commit, or what evacuating one segment takes: a small budget means
+// No more than the budgets of all tiers waits in one segment, where that is not too little to write at once.
+std::uint32_t blocks_within(std::uint64_t bytes) {
+  constexpr std::uint64_t kMinBlocks = 16;
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(bytes / kPageBytes, kMinBlocks, kMaxBlocks));
+}
+
+// Twice the budgets at most waits for its commit, or what evacuating one segment takes: a small budget means
 // that rows are read from the disk, not from the queue before it.
-std::uint32_t pending_within(std::uint64_t dram_bytes) {
-  const std::uint64_t evacuation = SegmentLog::segments_to_hold_one(blocks_within(dram_bytes)) + 2;
+std::uint32_t pending_within(std::uint64_t bytes) {
+  const std::uint64_t evacuation = SegmentLog::segments_to_hold_one(blocks_within(bytes)) + 2;
   return static_cast<std::uint32_t>(
-      std::clamp<std::uint64_t>(2 * dram_bytes / kSegmentImageBytes, evacuation, 0xffffu));
+      std::clamp<std::uint64_t>(2 * bytes / kSegmentImageBytes, evacuation, 0xffffu));
 }
 
 }  // namespace
 
-SlotPool::SlotPool(std::size_t stride, std::uint64_t budget)
-    : stride(stride),
-      arena(std::max<std::size_t>(stride, budget), /*huge=*/true),
-      index(static_cast<std::uint32_t>(std::min<std::uint64_t>(budget / slot_bytes(), 0xfffffff0u))) {}
-
-RowStore::RowStore(std::uint64_t dram_bytes, std::uint32_t incarnation, std::uint64_t epoch,
+RowStore::RowStore(std::vector<TierSpec> tiers, std::uint32_t incarnation, std::uint64_t epoch,
                    std::uint32_t max_pending, ThreadPool& threads)
-    : dram_bytes_(dram_bytes),
-      epoch_(epoch),
+    : epoch_(epoch),
       threads_(threads),
-      log_(incarnation, std::min(max_pending, pending_within(dram_bytes)), blocks_within(dram_bytes)),
-      birth_((std::uint64_t{incarnation} << 32) ^ epoch) {}
+      log_(incarnation, std::min(max_pending, pending_within(total_bytes(tiers))),
+           blocks_within(total_bytes(tiers))),
+      birth_((std::uint64_t{incarnation} << 32) ^ epoch) {
+  if (tiers.empty() || tiers.size() > kSlotTiers) throw std::invalid_argument("a store has 1 to 3 slot tiers");
+  for (TierSpec& tier : tiers) {
+    if (!levels_.empty() && tier.kind <= levels_.back()->spec().kind)
+      throw std::invalid_argument("tiers come from fast to slow, each once");
+    if (tier.set_aside > tier.bytes)
+      throw CapacityError(std::string("budgets of tables take ") + std::to_string(tier.set_aside) +
+                          " bytes of " + name_of(tier.kind) + ", which has " + std::to_string(tier.bytes));
+    levels_.push_back(std::make_unique<SlotTier>(levels_.size(), std::move(tier)));
+  }
+}
 
 std::uint32_t RowStore::add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim,
-                                  WeightType dtype, const RowInit& init) {
+                                  WeightType dtype, const RowInit& init, const TableBudgets& budgets) {
   if (tables_.size() >= kMaxTables) throw CapacityError("a store has at most 65535 tables");
   if (dim == 0) throw std::invalid_argument("table '" + name + "': embedding_dim must be >= 1");
   if (num_rows >= kNoKey - next_key_) {
     throw CapacityError("table '" + name + "': the tables of a store have at most 2^46 rows together");
   }
   const RecordLayout weights_only{dtype, dim, 0};
-  check_record(name, weights_only);
+  check_record(name, weights_only, budgets);
+  for (const auto& tier : levels_) {
+    const auto& own = budgets[static_cast<std::size_t>(tier->spec().kind)];
+    if (own) tier->give(name, *own);
+  }
   auto table = std::make_unique<Table>(std::move(name), num_rows);
   table->number = static_cast<std::uint32_t>(tables_.size());
   table->init = init;
   table->first_key = next_key_;
+  table->budgets = budgets;
   table->layouts.push_back({weights_only, 0.0f});
   log_.add_layout(table->number, 0, weights_only.stride());
   next_key_ += num_rows;
@@ -70,11 +86,20 @@ std::uint32_t RowStore::add_table(std::string name, std::uint64_t num_rows, std:
   return tables_.back()->number;
 }
 
-void RowStore::check_record(const std::string& name, const RecordLayout& record) const {
+std::uint64_t RowStore::budget_of(const SlotTier& tier, const TableBudgets& budgets) const {
+  const auto& own = budgets[static_cast<std::size_t>(tier.spec().kind)];
+  return own ? *own : tier.shared_bytes();
+}
+
+void RowStore::check_record(const std::string& name, const RecordLayout& record,
+                            const TableBudgets& budgets) const {
   const std::uint64_t slot = record.stride() + kSlotIndexBytes;
-  if (slot > dram_bytes_) {
-    throw CapacityError("table '" + name + "': one row takes " + std::to_string(slot) +
-                        " bytes, the dram budget is " + std::to_string(dram_bytes_) + "; raise dram=");
+  for (const auto& tier : levels_) {
+    const std::uint64_t budget = budget_of(*tier, budgets);
+    if (slot <= budget || (budget == 0 && tier->level() > 0)) continue;
+    const std::string kind = name_of(tier->spec().kind);
+    throw CapacityError("table '" + name + "': one row takes " + std::to_string(slot) + " bytes, the " + kind +
+                        " budget is " + std::to_string(budget) + "; raise " + kind + "=");
   }
   if (record.stride() > kMaxRecordBytes) {
     throw CapacityError("table '" + name + "': one row takes " + std::to_string(record.stride()) +
@@ -89,7 +114,7 @@ std::uint16_t RowStore::add_layout(std::uint32_t number, std::uint32_t state_flo
   }
   RecordLayout record = table.layouts.front().record;
   record.state_floats = state_floats;
-  check_record(table.name, record);
+  check_record(table.name, record, table.budgets);
   const auto layout = static_cast<std::uint16_t>(table.layouts.size());
   table.layouts.push_back({record, initial_state});
   log_.add_layout(number, layout, record.stride());
@@ -100,7 +125,7 @@ void RowStore::use_layout(std::uint32_t number, std::uint16_t layout) {
   Table& table = *tables_.at(number);
   const TableLayout next = table.layouts.at(layout);
   if (layout == table.layout) return;
-  if (table.pool != nullptr) empty_slots_of(table);
+  if (table.pools[0] != nullptr) empty_slots_of(table);
   if (table.resident) {
     // A running checkpoint knows the layouts of its moment, so what is owed to it leaves in the present one.
     const std::uint32_t owed = stamp_of(epoch_ - 1);
@@ -126,39 +151,44 @@ void RowStore::use_layout(std::uint32_t number, std::uint16_t layout) {
     table.arena = std::move(arena);
   }
   table.layout = layout;
-  table.pool = nullptr;
+  table.pools = {};
   residency_stale_ = true;
 }
 
-SlotPool& RowStore::pool_of_stride(std::size_t stride) {
-  auto& pool = pools_[stride];
-  if (pool == nullptr) pool = std::make_unique<SlotPool>(stride, dram_bytes_);
-  return *pool;
+bool RowStore::fits_whole(const Table& table, std::uint64_t bytes) const {
+  return table.num_rows < 0xffffffffu && saturating_mul(table.num_rows, table.record().stride()) <= bytes;
 }
 
+// A table is resident where it fits its own budget, or where all that share the rest of the tier fit together. Only in
+// DRAM: elsewhere rows have slots, which cost their index.
 void RowStore::settle_residency() {
   if (!residency_stale_) return;
+  const SlotTier& tier = compute();
+  const auto own = [&tier](const Table& table) {
+    return table.budgets[static_cast<std::size_t>(tier.spec().kind)];
+  };
   std::uint64_t total = 0;
   bool addressable = true;
   for (const auto& table : tables_) {
+    if (own(*table)) continue;
     const std::uint64_t bytes = saturating_mul(table->num_rows, table->record().stride());
     total = total + bytes < total ? ~std::uint64_t{0} : total + bytes;
     addressable = addressable && table->num_rows < 0xffffffffu;
   }
-  const bool all_resident = total <= dram_bytes_ && addressable;
+  const bool in_memory = tier.spec().kind == TierKind::kDram;
+  const bool all_resident = total <= tier.shared_bytes() && addressable;
   for (const auto& table : tables_) {
-    if (all_resident) {
+    if (in_memory && (own(*table) ? fits_whole(*table, *own(*table)) : all_resident)) {
       make_resident(*table);
     } else {
       make_pooled(*table);
     }
   }
-  if (all_resident) {
-    pools_.clear();
-  } else {
-    std::erase_if(pools_, [this](const auto& item) {
-      return std::none_of(tables_.begin(), tables_.end(),
-                          [&item](const auto& table) { return table->pool == item.second.get(); });
+  for (const auto& level : levels_) {
+    level->drop_unused([this, &level](const SlotPool* pool) {
+      return std::any_of(tables_.begin(), tables_.end(), [&](const auto& table) {
+        return table->pools[level->level()] == pool;
+      });
     });
   }
   residency_stale_ = false;
@@ -175,8 +205,8 @@ std::uint64_t RowStore::layout_generation() const {
 
 void RowStore::make_resident(Table& table) {
   if (table.resident) return;
-  if (table.pool != nullptr) empty_slots_of(table);
-  table.pool = nullptr;
+  if (table.pools[0] != nullptr) empty_slots_of(table);
+  table.pools = {};
   table.arena = MemoryMap(std::max<std::size_t>(1, table.num_rows * table.record().stride()), /*huge=*/true);
   table.present = MemoryMap((table.num_rows / 64 + 1) * 8, /*huge=*/false);
   table.num_present = 0;
@@ -196,17 +226,27 @@ void RowStore::make_pooled(Table& table) {
     table.num_present = 0;
     table.resident = false;
   }
-  SlotPool& pool = pool_of_stride(table.record().stride());
-  if (table.pool != nullptr && table.pool != &pool) empty_slots_of(table);
-  table.pool = &pool;
+  std::array<SlotPool*, kSlotTiers> pools{};
+  for (const auto& tier : levels_) {
+    const auto& own = table.budgets[static_cast<std::size_t>(tier->spec().kind)];
+    pools[tier->level()] = tier->pool_for(table.number, table.record().stride(), own ? &*own : nullptr);
+  }
+  if (table.pools[0] != nullptr && table.pools != pools) empty_slots_of(table);
+  table.pools = pools;
 }
 
 void RowStore::empty_slots_of(Table& table) {
-  SlotPool& pool = *table.pool;
-  for (std::uint32_t slot = 0; slot < pool.index.capacity(); ++slot) {
-    if (!pool.index.occupied(slot)) continue;
-    const RowKey key = pool.index.key(slot);
-    if (key >= table.first_key && key < table.first_key + table.num_rows) evict(pool, slot);
+  for (SlotPool* pool : table.pools) {
+    if (pool == nullptr) continue;
+    std::vector<std::uint32_t> slots;
+    for (std::uint32_t slot = 0; slot < pool->index.capacity(); ++slot) {
+      if (!pool->index.occupied(slot)) continue;
+      const RowKey key = pool->index.key(slot);
+      if (key >= table.first_key && key < table.first_key + table.num_rows) slots.push_back(slot);
+    }
+    each_record(*pool, slots, [&](std::uint32_t slot, const std::byte* record) {
+      evict(*pool, slot, record, Below::kLog);
+    });
   }
 }
 
@@ -219,21 +259,17 @@ std::uint32_t RowStore::table_of(RowKey key) const {
   return number;
 }
 
-std::uint64_t RowStore::slots() const {
-  std::uint64_t count = 0;
-  for (const auto& [stride, pool] : pools_) count += pool->index.capacity();
-  return count;
+std::vector<SlotPool*> RowStore::pools() const {
+  std::vector<SlotPool*> all;
+  for (const auto& level : levels_) {
+    const std::vector<SlotPool*> own = level->pools();
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
 }
 
-std::uint64_t RowStore::used_slots() const {
-  std::uint64_t count = 0;
-  for (const auto& [stride, pool] : pools_) count += pool->index.num_used();
-  return count;
-}
-
-std::uint64_t RowStore::dram_bytes_used() const {
+std::uint64_t RowStore::resident_bytes() const {
   std::uint64_t bytes = 0;
-  for (const auto& [stride, pool] : pools_) bytes += pool->index.capacity() * pool->slot_bytes();
   for (const auto& table : tables_) {
     if (table->resident) bytes += table->num_present * table->record().stride();
   }

@@ -5,18 +5,25 @@
 
 namespace mtrains {
 
-SlotIndex::SlotIndex(std::uint32_t max_capacity)
-    : hot_(std::size_t{max_capacity} * sizeof(SlotRecord), /*huge=*/true),
-      cold_(std::size_t{max_capacity} * 8, /*huge=*/true),
+SlotIndex::SlotIndex(std::uint32_t max_capacity, SlotMemory& memory)
+    : hot_range_(memory.reserve(std::size_t{max_capacity} * sizeof(SlotRecord), /*huge=*/true)),
+      cold_range_(memory.reserve(std::size_t{max_capacity} * 8, /*huge=*/true)),
+      hot_(reinterpret_cast<SlotRecord*>(hot_range_->data())),
+      cold_(reinterpret_cast<std::uint64_t*>(cold_range_->data())),
       max_capacity_(max_capacity) {}
 
 void SlotIndex::set_key(std::uint32_t slot, RowKey key, Location location) {
   hot(slot).state = static_cast<std::uint32_t>(key >> kKeyLowBits) << 8;
-  cold_.as<std::uint64_t>()[slot] = (key << kLocationBits) | location;
+  cold_[slot] = (key << kLocationBits) | location;
 }
 
-void SlotIndex::grow(std::uint32_t capacity) {
+bool SlotIndex::grow(std::uint32_t capacity) {
   assert(capacity >= capacity_ && capacity <= max_capacity_);
+  if (!hot_range_->commit(capacity * sizeof(SlotRecord))) return false;
+  if (!cold_range_->commit(capacity * std::size_t{8})) {
+    hot_range_->decommit(capacity_ * sizeof(SlotRecord));
+    return false;
+  }
   // Pushed from the top, so that slots are handed out in ascending order.
   for (std::uint32_t slot = capacity; slot-- > capacity_;) {
     set_key(slot, kNoKey, 0);
@@ -24,6 +31,7 @@ void SlotIndex::grow(std::uint32_t capacity) {
     free_head_ = slot;
   }
   capacity_ = capacity;
+  return true;
 }
 
 void SlotIndex::drop_free_from(std::uint32_t capacity) {
@@ -44,7 +52,7 @@ std::uint32_t SlotIndex::move_to_free(std::uint32_t slot) {
   const std::uint32_t to = free_head_;
   free_head_ = hot(to).last_use;
   hot(to) = hot(slot);
-  cold_.as<std::uint64_t>()[to] = cold_.as<std::uint64_t>()[slot];
+  cold_[to] = cold_[slot];
   set_key(slot, kNoKey, 0);
   ++generation_;
   return to;

@@ -1,5 +1,4 @@
-// The whole chain without Python: training over a small DRAM budget and a flat file against everything in
-// memory.
+// The whole chain without Python: training over any subset of the tiers and a flat file against everything in memory.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -21,6 +20,54 @@ using namespace mtrains;
 namespace {
 
 constexpr std::uint64_t kEverything = std::uint64_t{1} << 30;
+
+// A device whose memory is the host's: its kernels are the core's own, one thread.
+struct FakeRecords : DeviceRecords {
+  explicit FakeRecords(std::size_t stride) : stride(stride) {}
+  void load(const std::uint32_t* slots, std::size_t n, std::byte* out) override {
+    for (std::size_t i = 0; i < n; ++i) std::memcpy(out + i * stride, &bytes.at(slots[i] * stride), stride);
+  }
+  void store(const std::uint32_t* slots, std::size_t n, const std::byte* records) override {
+    for (std::size_t i = 0; i < n; ++i) std::memcpy(&bytes.at(slots[i] * stride), records + i * stride, stride);
+  }
+  void resize(std::uint32_t capacity) override { bytes.resize(capacity * stride); }
+  std::size_t stride;
+  std::vector<std::byte> bytes;
+};
+
+struct FakeMemory : DeviceMemory {
+  std::unique_ptr<DeviceRecords> reserve(std::size_t stride, std::uint32_t) override {
+    return std::make_unique<FakeRecords>(stride);
+  }
+};
+
+struct FakeCompute : DeviceCompute {
+  void pool(std::size_t, DeviceRecords& records, const PoolTask& task, std::uint64_t) override {
+    PoolTask own = task;
+    own.records = static_cast<FakeRecords&>(records).bytes.data();
+    mtrains::pool(own);
+  }
+  void weight_grad(DeviceRecords& records, const WeightGradTask& task, std::uint64_t) override {
+    WeightGradTask own = task;
+    own.records = static_cast<FakeRecords&>(records).bytes.data();
+    per_sample_weight_grad(own);
+  }
+  void update(std::size_t, DeviceRecords& records, const UpdateTask& task, const BatchPlan* plan,
+              const std::vector<float>* counts) override {
+    CHECK(counts == nullptr && (plan == nullptr) == (task.source.csr == nullptr));
+    UpdateTask own = task;
+    own.records = static_cast<FakeRecords&>(records).bytes.data();
+    update_rows(own);
+  }
+};
+
+std::vector<TierSpec> dram_of(std::uint64_t bytes) { return {TierSpec{TierKind::kDram, bytes}}; }
+
+std::uint64_t hits_of(RowStore& store) {
+  std::uint64_t hits = 0;
+  for (const auto& tier : store.levels()) hits += tier->counters.hits;
+  return hits;
+}
 
 // Commits sealed segments to a plain file, sweeps and evacuates, as the writer thread of a store does.
 class FlatWriter {
@@ -111,11 +158,13 @@ class FlatWriter {
 struct Run {
   std::vector<float> outputs;
   std::vector<std::byte> records;
-  DramCounters counters;
+  std::vector<TierCounters> tiers;
+  std::uint64_t accesses = 0;
 };
 
 struct Config {
-  std::uint64_t dram_bytes = kEverything;
+  std::vector<TierSpec> tiers = dram_of(kEverything);
+  TableBudgets budgets;  // of the first table
   int num_threads = 2;
   WeightType dtype = WeightType::kFloat32;
   Optimizer optimizer = Optimizer::kRowWiseAdagrad;
@@ -126,7 +175,7 @@ Run train(const Config& config) {
   constexpr std::uint64_t kRows = 700;
   constexpr std::uint64_t kBags = 24, kPooling = 4;
   const std::vector<std::uint32_t> dims = {8, 3, 1100};  // the last one takes two blocks with its state
-  Engine engine(config.dram_bytes, config.num_threads, 1, 1, 6);
+  Engine engine(config.tiers, config.num_threads, 1, 1, 6);
   std::vector<FeatureSpec> features;
   std::size_t width = 0;
   for (std::uint32_t t = 0; t < dims.size(); ++t) {
@@ -134,7 +183,8 @@ Run train(const Config& config) {
     init.kind = InitKind::kNormal;
     init.b = 1.0f;
     init.key = t;
-    engine.add_table("t" + std::to_string(t), kRows, dims[t], config.dtype, init);
+    engine.add_table("t" + std::to_string(t), kRows, dims[t], config.dtype, init,
+                     t == 0 ? config.budgets : TableBudgets{});
     engine.use_layout(t, engine.add_layout(t, cases::state_floats(config.optimizer, dims[t]), 0.0f));
     features.push_back({t, PoolMode::kSum, width});
     width += dims[t];
@@ -142,6 +192,7 @@ Run train(const Config& config) {
   features.push_back({0, PoolMode::kMean, width});  // a second feature of the first table
   width += dims[0];
   Run run;
+  FakeCompute compute;
   {
     FlatWriter writer(engine);
     std::mt19937_64 random(5);
@@ -158,6 +209,7 @@ Run train(const Config& config) {
       input.out = out.data();
       input.out_stride = width;
       input.keep = true;
+      input.device = &compute;
       auto lookup = engine.forward(features, input);
       run.outputs.insert(run.outputs.end(), out.begin(), out.end());
       std::vector<TableUpdate> updates;
@@ -188,7 +240,7 @@ Run train(const Config& config) {
         }
         updates.push_back(update);
       }
-      engine.step(updates);
+      engine.step(updates, &compute);
     }
     writer.pause_gc = true;
     for (std::uint32_t t = 0; t < dims.size(); ++t) {
@@ -200,7 +252,10 @@ Run train(const Config& config) {
       engine.read_records(t, rows.data(), rows.size(), records.data());
       run.records.insert(run.records.end(), records.begin(), records.end());
     }
-    run.counters = engine.locked([](RowStore& store) { return store.counters(); });
+    engine.locked([&run](RowStore& store) {
+      for (const auto& tier : store.levels()) run.tiers.push_back(tier->counters);
+      run.accesses = hits_of(store) + store.counters().new_rows + store.counters().fetches;
+    });
   }
   return run;
 }
@@ -209,8 +264,7 @@ void check_same(const Run& run, const Run& expected) {
   CHECK_EQ(run.outputs.size(), expected.outputs.size());
   CHECK(std::memcmp(run.outputs.data(), expected.outputs.data(), run.outputs.size() * 4) == 0);
   CHECK(run.records == expected.records);
-  const DramCounters &x = run.counters, &y = expected.counters;
-  CHECK_EQ(x.hits + x.new_rows + x.fetches, y.hits + y.new_rows + y.fetches);
+  CHECK_EQ(run.accesses, expected.accesses);
 }
 
 }  // namespace
@@ -220,14 +274,62 @@ TEST(any_budget_gives_the_same_bits) {
     Config config;
     config.optimizer = optimizer;
     const Run expected = train(config);
-    CHECK_EQ(expected.counters.evictions, std::uint64_t{0});
+    CHECK_EQ(expected.tiers[0].evictions, std::uint64_t{0});
     for (const std::uint64_t budget : {20000u, 100000u, 1000000u}) {
-      config.dram_bytes = budget;
+      config.tiers = dram_of(budget);
       const Run run = train(config);
       check_same(run, expected);
-      CHECK(run.counters.evictions > 0);
+      CHECK(run.tiers[0].evictions > 0);
     }
   }
+}
+
+TEST(any_chain_gives_the_same_bits) {
+  const TierSpec hbm{TierKind::kHbm, 30000, 0, nullptr, std::make_shared<FakeMemory>(), nullptr};
+  const TierSpec dram{TierKind::kDram, 60000}, scm{TierKind::kScm, 200000};
+  for (const Optimizer optimizer : {Optimizer::kAdagrad, Optimizer::kPartialRowWiseAdam}) {
+    Config config;
+    config.optimizer = optimizer;
+    const Run expected = train(config);
+    for (const auto& tiers : std::vector<std::vector<TierSpec>>{
+             {hbm}, {dram}, {scm}, {hbm, dram}, {hbm, scm}, {dram, scm}, {hbm, dram, scm}}) {
+      config.tiers = tiers;
+      const Run run = train(config);
+      check_same(run, expected);
+      for (std::size_t level = 0; level < tiers.size(); ++level) {
+        CHECK(run.tiers[level].evictions > 0);
+        CHECK((run.tiers[level].rows_out > 0) == (level > 0));
+      }
+    }
+  }
+}
+
+TEST(a_table_with_a_budget_of_its_own_gives_the_same_bits) {
+  Config config;
+  const Run expected = train(config);
+  const TierSpec dram{TierKind::kDram, 160000, 100000}, scm{TierKind::kScm, 200000};
+  for (const std::optional<std::uint64_t> own : {std::optional<std::uint64_t>{}, {0}, {2000}, {100000}}) {
+    config.tiers = {dram, scm};
+    config.tiers[1].set_aside = own.value_or(0);
+    config.budgets = {std::nullopt, 50000, own};
+    check_same(train(config), expected);
+    config.tiers = {TierSpec{TierKind::kHbm, 30000, 4000, nullptr, std::make_shared<FakeMemory>(), nullptr}, dram};
+    config.budgets = {4000, 0, std::nullopt};
+    check_same(train(config), expected);
+  }
+}
+
+TEST(budgets_that_do_not_fit_are_refused) {
+  CHECK_THROWS(Engine({TierSpec{TierKind::kDram, 1000, 2000}}, 1, 1, 1, 4), CapacityError);
+  CHECK_THROWS(Engine({}, 1, 1, 1, 4), std::invalid_argument);
+  CHECK_THROWS(Engine({TierSpec{TierKind::kScm, 1000}, TierSpec{TierKind::kDram, 1000}}, 1, 1, 1, 4),
+               std::invalid_argument);
+  Engine engine({TierSpec{TierKind::kDram, 100000, 1000}}, 1, 1, 1, 4);
+  CHECK_THROWS(engine.add_table("t", 10, 2, WeightType::kFloat32, RowInit{}, {std::nullopt, 1001, std::nullopt}),
+               CapacityError);
+  CHECK_THROWS(engine.add_table("t", 10, 2, WeightType::kFloat32, RowInit{}, {std::nullopt, 0, std::nullopt}),
+               CapacityError);
+  engine.add_table("t", 10, 2, WeightType::kFloat32, RowInit{}, {std::nullopt, 1000, std::nullopt});
 }
 
 TEST(sixteen_bit_weights_round_alike_everywhere) {
@@ -235,14 +337,14 @@ TEST(sixteen_bit_weights_round_alike_everywhere) {
     Config config;
     config.dtype = dtype;
     const Run expected = train(config);
-    config.dram_bytes = 60000;
+    config.tiers = dram_of(60000);
     config.num_threads = 3;
     check_same(train(config), expected);
   }
 }
 
 TEST(a_bad_index_changes_nothing) {
-  Engine engine(kEverything, 1, 1, 1, 4);
+  Engine engine(dram_of(kEverything), 1, 1, 1, 4);
   engine.add_table("clicks", 10, 2, WeightType::kFloat32, RowInit{});
   std::vector<float> out(8);
   for (const std::int64_t bad :
@@ -263,13 +365,13 @@ TEST(a_bad_index_changes_nothing) {
 }
 
 TEST(a_budget_below_one_row_is_refused) {
-  Engine engine(40, 1, 1, 1, 4);
+  Engine engine(dram_of(40), 1, 1, 1, 4);
   CHECK_THROWS(engine.add_table("wide", 10, 16, WeightType::kFloat32, RowInit{}), CapacityError);
   engine.add_table("narrow", 10, 2, WeightType::kFloat32, RowInit{});
 }
 
 TEST(passes_that_wait_for_the_log_hear_of_its_failure) {
-  Engine engine(4000, 1, 1, 1, 2);
+  Engine engine(dram_of(4000), 1, 1, 1, 2);
   engine.add_table("t", 100000, 16, WeightType::kFloat32, RowInit{});
   std::vector<std::int64_t> rows(100000);
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(i);

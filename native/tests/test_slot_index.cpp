@@ -25,7 +25,8 @@ struct Oracle {
 }  // namespace
 
 TEST(keys_and_locations_keep_all_their_bits) {
-  SlotIndex index(8);
+  HostMemory memory;
+  SlotIndex index(8, memory);
   index.grow(8);
   const RowKey key = (RowKey{1} << kKeyBits) - 2;
   const std::uint32_t slot = index.insert(key, kLocationMask, 7);
@@ -40,7 +41,8 @@ TEST(keys_and_locations_keep_all_their_bits) {
 }
 
 TEST(a_reused_slot_inherits_nothing) {
-  SlotIndex index(1);
+  HostMemory memory;
+  SlotIndex index(1, memory);
   index.grow(1);
   const std::uint32_t slot = index.insert(3, 9, 1);
   index.hot(slot).set_stamp(1);
@@ -58,7 +60,8 @@ TEST(a_reused_slot_inherits_nothing) {
 TEST(victims_are_exactly_the_least_recently_used) {
   std::mt19937 random(1);
   for (const std::uint32_t capacity : {1u, 2u, 17u, 300u}) {
-    SlotIndex index(capacity);
+    HostMemory memory;
+  SlotIndex index(capacity, memory);
     index.grow(capacity);
     Oracle oracle;
     std::map<RowKey, std::uint32_t> slot_of;
@@ -84,7 +87,8 @@ TEST(victims_are_exactly_the_least_recently_used) {
 }
 
 TEST(rows_of_the_present_pass_are_no_victims) {
-  SlotIndex index(4);
+  HostMemory memory;
+  SlotIndex index(4, memory);
   index.grow(4);
   for (RowKey key = 0; key < 4; ++key) index.insert(key, 0, 5);
   CHECK_EQ(index.policy().victim(index, 5), std::int64_t{-1});
@@ -92,7 +96,8 @@ TEST(rows_of_the_present_pass_are_no_victims) {
 }
 
 TEST(shrinking_moves_rows_down_with_all_they_have) {
-  SlotIndex index(10);
+  HostMemory memory;
+  SlotIndex index(10, memory);
   index.grow(10);
   for (RowKey key = 0; key < 10; ++key) index.insert(100 + key, key, static_cast<std::uint32_t>(key));
   for (std::uint32_t slot = 0; slot < 5; ++slot) index.evict(slot);
@@ -116,7 +121,8 @@ TEST(shrinking_moves_rows_down_with_all_they_have) {
 }
 
 TEST(a_rebased_clock_keeps_the_order) {
-  SlotIndex index(3);
+  HostMemory memory;
+  SlotIndex index(3, memory);
   index.grow(3);
   index.insert(0, 0, 0x90000000u);
   index.insert(1, 0, 0x80000005u);

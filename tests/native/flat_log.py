@@ -56,6 +56,10 @@ class FlatLog:
 
 def make_engine(path, dram_bytes, *, io_engine="auto", num_threads=2, max_pending=8):
     engine = _native.Engine(
-        dram_bytes=dram_bytes, num_threads=num_threads, incarnation=1, epoch=1, max_pending_segments=max_pending
+        tiers=[(1, dram_bytes, 0, None, None, None)],
+        num_threads=num_threads,
+        incarnation=1,
+        epoch=1,
+        max_pending_segments=max_pending,
     )
     return engine, FlatLog(engine, path, io_engine)

@@ -12,10 +12,19 @@
 namespace mtrains {
 
 // An entry of the directory. 0: never touched and nowhere in memory.
-// Pooled table: kInSlot | slot while the row is in a slot (its log location waits in the slot's record), else
-// its Location. Resident table: the Location, if any, and the dirty stamp of the row in its place.
+// Pooled table: kInSlot | level | slot while the row is in a slot of the tier at that level (its log location waits in
+// the slot's record), else its Location. Resident table: the Location, if any, and the dirty stamp of the row in its
+// place.
 using Entry = std::uint64_t;
 inline constexpr Entry kInSlot = Entry{1} << 63;
+inline constexpr int kLevelShift = 56;
+inline constexpr Entry kLevelMask = Entry{3} << kLevelShift;
+inline Entry slot_entry(std::size_t level, std::uint32_t slot) {
+  return kInSlot | (Entry{level} << kLevelShift) | slot;
+}
+inline std::size_t level_of(Entry entry) { return (entry & kLevelMask) >> kLevelShift; }
+// Whether the row is in the tier that computes, level 0.
+inline bool in_compute_tier(Entry entry) { return (entry & (kInSlot | kLevelMask)) == kInSlot; }
 inline constexpr int kStampShift = 60;
 inline constexpr Entry kStampMask = Entry{3} << kStampShift;
 

@@ -52,6 +52,7 @@ struct ForwardInput {
   std::int64_t* argmax =
       nullptr;  // int64[num_bags, D] for each kMax feature in turn, positions within the feature; or null
   bool keep = false;
+  DeviceCompute* device = nullptr;  // of a store whose compute tier is on a device; out, weights and argmax are its own
 };
 
 // One table's part of a step. Either a lookup with the gradient of its output, or sums by row.
@@ -84,7 +85,8 @@ struct EngineTimes {
 // between passes, and inside one only while it waits for room in the log.
 class Engine {
  public:
-  Engine(std::uint64_t dram_bytes, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
+  // tiers: from fast to slow; the first computes.
+  Engine(std::vector<TierSpec> tiers, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
          std::uint32_t max_pending);
   ~Engine();
   // Whoever waits gets StateError, later calls too. Memory, descriptors and threads are given back.
@@ -93,7 +95,7 @@ class Engine {
 
   // --- tables
   std::uint32_t add_table(const std::string& name, std::uint64_t num_rows, std::uint32_t dim,
-                          WeightType dtype, const RowInit& init);
+                          WeightType dtype, const RowInit& init, const TableBudgets& budgets = {});
   std::uint16_t add_layout(std::uint32_t table, std::uint32_t state_floats, float initial_state);
   void use_layout(std::uint32_t table, std::uint16_t layout);
   void set_update_count(std::uint32_t table, std::uint64_t count);
@@ -103,12 +105,13 @@ class Engine {
   // changed.
   std::shared_ptr<Lookup> forward(const std::vector<FeatureSpec>& features, const ForwardInput& input);
   // out: float32[positions of the feature]. StateError if the table changed since the forward.
-  void weight_grad(Lookup& lookup, std::size_t feature, const float* grad, std::size_t grad_stride,
-                   float* out);
+  void weight_grad(Lookup& lookup, std::size_t feature, const float* grad, std::size_t grad_stride, float* out,
+                   DeviceCompute* device = nullptr);
   // Sums by row of a lookup's occurrences, going on from `prior`.
   RowSums row_sums(TableUpdate source, const std::int64_t* prior_rows, const float* prior_sums,
                    std::size_t num_prior);
-  void step(std::vector<TableUpdate>& updates);
+  // device: of a store whose compute tier is on one; gradients and sums are its own then.
+  void step(std::vector<TableUpdate>& updates, DeviceCompute* device = nullptr);
 
   // --- rows
   void read_rows(std::uint32_t table, const std::int64_t* rows, std::size_t n, float* out);
@@ -190,8 +193,10 @@ class Engine {
   void divide_by_counts(TableUpdate& update);
   GradSource grad_source(const TableUpdate& update) const;
   bool locate_updates(std::vector<Located>& located);
-  void run_updates(const std::vector<Located*>& located);
-  void update_in_pieces(Located& located, bool* changed);
+  void run_updates(const std::vector<Located*>& located, DeviceCompute* device);
+  void run_on_device(const Located& located, DeviceCompute& device);
+  UpdateTask update_task(const Located& located) const;
+  void update_in_pieces(Located& located, DeviceCompute* device, bool* changed);
 
   std::mutex gate_;  // first come, first served before mutex_, so that passes cannot starve the writer thread
   std::mutex mutex_;       // guards all state below

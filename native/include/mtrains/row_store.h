@@ -1,14 +1,14 @@
-// Where every row is, and how it gets from one place to another: tables, slots in DRAM and the log behind
-// them.
+// Where every row is, and how it gets from one place to another: tables, the chain of slot tiers, and the log behind
+// it.
 //
 // The index (directory, slot indexes) decides, this moves the bytes. It computes nothing.
 #pragma once
 
-#include <atomic>
+#include <array>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,22 +18,14 @@
 #include "mtrains/record_layout.h"
 #include "mtrains/row_init.h"
 #include "mtrains/segment_log.h"
-#include "mtrains/slot_index.h"
+#include "mtrains/slot_tier.h"
 #include "mtrains/thread_pool.h"
 
 namespace mtrains {
 
-// Slots of one stride, shared by all tables whose records have it.
-struct SlotPool {
-  SlotPool(std::size_t stride, std::uint64_t budget);
-  std::byte* record(std::uint32_t slot) const { return arena.data() + slot * stride; }
-  std::size_t slot_bytes() const { return stride + kSlotIndexBytes; }
-
-  std::size_t stride;
-  MemoryMap arena;
-  SlotIndex index;
-  std::atomic<std::uint32_t> num_protected{0};  // slots used at the present clock
-};
+// Bytes that a table has of its own in each kind of tier, out of TierSpec::set_aside. 0: it passes the tier over. None:
+// it shares the rest with the other tables.
+using TableBudgets = std::array<std::optional<std::uint64_t>, kSlotTiers>;
 
 struct TableLayout {
   RecordLayout record;
@@ -49,10 +41,12 @@ struct Table {
   std::uint64_t num_rows;
   RowInit init;
   RowKey first_key = 0;
+  TableBudgets budgets;
   std::vector<TableLayout> layouts;
   std::uint16_t layout = 0;
   Directory directory;
-  SlotPool* pool = nullptr;  // of a pooled table
+  // Of a pooled table, by level of the chain; null where it may use no slot. pools[0] computes.
+  std::array<SlotPool*, kSlotTiers> pools{};
   // A resident table: slot = row, no index.
   bool resident = false;
   MemoryMap arena;
@@ -62,7 +56,10 @@ struct Table {
   std::uint64_t update_count = 0;  // counts steps; keys stochastic rounding
 
   const RecordLayout& record() const { return layouts[layout].record; }
-  std::byte* records() const { return resident ? arena.data() : pool->arena.data(); }
+  SlotPool& pool() const { return *pools[0]; }
+  // Of the compute tier; null where they are on a device.
+  std::byte* records() const { return resident ? arena.data() : pool().records; }
+  DeviceRecords* device() const { return resident ? nullptr : pool().device.get(); }
   bool is_present(std::uint64_t row) const { return present.as<std::uint64_t>()[row / 64] >> (row % 64) & 1; }
   RowInit row_init() const {
     RowInit with_state = init;
@@ -71,17 +68,18 @@ struct Table {
   }
 };
 
-// What bringing rows in has cost; monotone.
-struct DramCounters {
-  std::uint64_t hits = 0, new_rows = 0, fetches = 0, refetches = 0, unplanned_positions = 0;
-  std::uint64_t evictions = 0, dirty_evictions = 0, pieces = 0;
+// What became of accesses that no slot tier had the row for, and the like; monotone. An access is a row of a lookup:
+// hits of all tiers + new_rows + fetches = accesses.
+struct AccessCounters {
+  std::uint64_t new_rows = 0, fetches = 0, refetches = 0, unplanned_positions = 0, pieces = 0;
 };
 
 // Not thread-safe (the engine's mutex guards it), except find() for rows of distinct tables and mark_dirty()
 // for distinct rows.
 class RowStore {
  public:
-  RowStore(std::uint64_t dram_bytes, std::uint32_t incarnation, std::uint64_t epoch,
+  // tiers: from fast to slow, each with a budget; the first computes.
+  RowStore(std::vector<TierSpec> tiers, std::uint32_t incarnation, std::uint64_t epoch,
            std::uint32_t max_pending, ThreadPool& threads);
 
   // Blocks until the log has room; may let the writer thread in (locations, dirty stamps and segments change
@@ -90,7 +88,7 @@ class RowStore {
 
   // --- tables
   std::uint32_t add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim, WeightType dtype,
-                          const RowInit& init);
+                          const RowInit& init, const TableBudgets& budgets = {});
   std::uint16_t add_layout(std::uint32_t table, std::uint32_t state_floats, float initial_state);
   void use_layout(std::uint32_t table, std::uint16_t layout);
   Table& table(std::uint32_t number) { return *tables_.at(number); }
@@ -102,7 +100,7 @@ class RowStore {
   // added.
   std::uint64_t layout_generation() const;
 
-  // --- bringing rows to the compute tier
+  // --- bringing rows to the compute tier, from whatever tier they are in
   // Starts a pass: rows found or brought from here on cannot be evicted before the next one starts.
   void next_clock();
   // Sets slots[i] of the rows that are in the compute tier; appends the other i to `missing`.
@@ -115,7 +113,7 @@ class RowStore {
              const std::vector<std::uint32_t>& missing, bool counted);
   // Counts one access a row, by where the rows are now.
   void count_accesses(Table& table, const std::uint64_t* rows, std::size_t n);
-  // Rows of one stride that surely fit in a pass of their own; >= 1.
+  // Rows of a table that surely fit in a pass of their own; >= 1.
   std::uint64_t pass_capacity(const Table& table) const;
 
   // --- changing rows
@@ -149,10 +147,10 @@ class RowStore {
   void close_base();
 
   SegmentLog& log() { return log_; }
-  DramCounters& counters() { return counters_; }
-  std::uint64_t slots() const;
-  std::uint64_t used_slots() const;
-  std::uint64_t dram_bytes_used() const;
+  AccessCounters& counters() { return counters_; }
+  void count_hits(std::uint64_t rows) { levels_[0]->counters.hits += rows; }
+  const std::vector<std::unique_ptr<SlotTier>>& levels() const { return levels_; }
+  std::uint64_t resident_bytes() const;  // of rows of resident tables that were touched
   std::uint32_t table_of(RowKey key) const;
 
  private:
@@ -167,40 +165,52 @@ class RowStore {
   }
   void uncount(std::uint32_t stamp) { --(stamp == stamp_of(epoch_) ? num_dirty_ : num_owed_); }
   bool make_room(SlotPool& pool, std::size_t needed);
-  bool grow(SlotPool& pool);
   bool borrow(SlotPool& pool, bool only_older);
   bool shrink(SlotPool& pool);
-  bool evict_one(SlotPool& pool);
-  void evict(SlotPool& pool, std::uint32_t slot);
-  void append_slot(SlotPool& pool, std::uint32_t slot);  // of a dirty row, which is clean then
+  // Makes up to `wanted` least recently used rows leave; how many did. At least one, if one can.
+  std::size_t evict_oldest(SlotPool& pool, std::size_t wanted);
+  enum class Below { kNextTier, kLog };
+  void evict(SlotPool& pool, std::uint32_t slot, const std::byte* record, Below below);
+  bool move_down(SlotPool& pool, std::uint32_t slot, const std::byte* record);
+  // Of a row that is dirty, which is clean then; waits for room.
+  void append_slot(SlotPool& pool, std::uint32_t slot, const std::byte* record);
+  // Calls visit(slot, record) for each; records of a device are copied to memory first.
+  template <typename Visit>
+  void each_record(SlotPool& pool, const std::vector<std::uint32_t>& slots, const Visit& visit);
+  void protect(SlotPool& pool, std::uint32_t slot) { pool.num_protected += pool.index.touch(slot, clock_); }
+  SlotPool& pool_at(const Table& table, Entry entry) const { return *table.pools[level_of(entry)]; }
+  std::vector<SlotPool*> pools() const;
   void append_resident(Table& table, std::uint64_t row);
   void bring_resident(Table& table, const std::uint64_t* rows, const std::vector<std::uint32_t>& missing,
                       bool counted);
   void bring_pooled(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
                     const std::vector<std::uint32_t>& missing, bool counted);
+  void promote(Table& table, std::uint64_t row, Entry from, std::uint32_t* slot, std::byte* record);
   void initialise(Table& table, const std::vector<std::pair<std::uint64_t, std::byte*>>& records);
   void copy_record(const Table& table, std::uint16_t layout, const std::byte* from, std::byte* to) const;
   Entry entry(Table& table, std::uint64_t row);  // after reading its base page, if that is still to be read
   void read_base_page(Table& table, std::uint64_t page, std::uint64_t offset);
   bool touched(const Table& table, Entry entry) const;
-  void check_record(const std::string& name, const RecordLayout& record) const;
+  void check_record(const std::string& name, const RecordLayout& record, const TableBudgets& budgets) const;
+  std::uint64_t budget_of(const SlotTier& tier, const TableBudgets& budgets) const;
   void make_resident(Table& table);
   void make_pooled(Table& table);
   void empty_slots_of(Table& table);
-  SlotPool& pool_of_stride(std::size_t stride);
+  bool fits_whole(const Table& table, std::uint64_t bytes) const;
   std::uint64_t sweep_pool(SlotPool& pool, std::size_t max_rows);
   std::uint64_t sweep_resident(Table& table, std::size_t max_rows);
   bool is_current(Table& table, std::uint64_t row, Location location);
   void move_row(Table& table, std::uint64_t row, Location location, std::uint16_t layout,
                 const std::byte* record);
 
-  std::uint64_t dram_bytes_;
+  SlotTier& compute() const { return *levels_[0]; }
+
+  std::vector<std::unique_ptr<SlotTier>> levels_;  // from fast to slow
   std::uint64_t epoch_;
   ThreadPool& threads_;
   SegmentLog log_;
   std::vector<std::unique_ptr<Table>> tables_;
   RowKey next_key_ = 0;
-  std::map<std::size_t, std::unique_ptr<SlotPool>> pools_;  // by stride
   bool residency_stale_ = true;
   std::uint64_t num_layouts_settled_ = 0;
   std::uint64_t birth_;  // of (incarnation, first epoch)
@@ -211,7 +221,7 @@ class RowStore {
   std::uint64_t sweep_at_ = 0;
   int base_fd_ = -1;
   std::string base_path_;
-  DramCounters counters_;
+  AccessCounters counters_;
 };
 
 }  // namespace mtrains

@@ -8,7 +8,7 @@
 
 #include "mtrains/directory.h"
 #include "mtrains/location.h"
-#include "mtrains/memory_map.h"
+#include "mtrains/slot_memory.h"
 
 namespace mtrains {
 
@@ -67,35 +67,38 @@ class LruPolicy : public EvictionPolicy {
 // Slots [0, capacity) of one stride. Not thread-safe, but for touch() of distinct slots.
 class SlotIndex {
  public:
-  explicit SlotIndex(std::uint32_t max_capacity);
+  SlotIndex(std::uint32_t max_capacity, SlotMemory& memory);
 
   std::uint32_t capacity() const { return capacity_; }
   std::uint32_t num_used() const { return num_used_; }
   std::uint32_t num_free() const { return capacity_ - num_used_; }
   std::uint64_t generation() const { return generation_; }  // changes when a row leaves a slot
 
-  void grow(std::uint32_t capacity);  // REQUIRES: capacity() <= capacity <= max_capacity
+  // False, and nothing changed, if the memory refuses. REQUIRES: capacity() <= capacity <= max_capacity
+  bool grow(std::uint32_t capacity);
   // Gives up the slots at and above `capacity`; rows there move to free slots below, and move(from, to) is
   // told of each. REQUIRES: num_used() <= capacity.
   template <typename Move>
   void shrink(std::uint32_t capacity, const Move& move);
 
+  // The slot that insert() will take. REQUIRES: num_free() > 0.
+  std::uint32_t next_free() const { return free_head_; }
   // Puts a row into a free slot. REQUIRES: num_free() > 0.
   std::uint32_t insert(RowKey key, Location location, std::uint32_t clock);
   void evict(std::uint32_t slot);  // REQUIRES: occupied
 
   bool occupied(std::uint32_t slot) const { return key(slot) != kNoKey; }
   RowKey key(std::uint32_t slot) const {
-    return (RowKey{hot(slot).state >> 8} << kKeyLowBits) | (cold_.as<std::uint64_t>()[slot] >> kLocationBits);
+    return (RowKey{hot(slot).state >> 8} << kKeyLowBits) | (cold_[slot] >> kLocationBits);
   }
-  Location location(std::uint32_t slot) const { return cold_.as<std::uint64_t>()[slot] & kLocationMask; }
+  Location location(std::uint32_t slot) const { return cold_[slot] & kLocationMask; }
   void set_location(std::uint32_t slot, Location location) {
-    std::uint64_t& cold = cold_.as<std::uint64_t>()[slot];
+    std::uint64_t& cold = cold_[slot];
     cold = (cold & ~kLocationMask) | location;
   }
-  SlotRecord& hot(std::uint32_t slot) { return hot_.as<SlotRecord>()[slot]; }
-  const SlotRecord& hot(std::uint32_t slot) const { return hot_.as<SlotRecord>()[slot]; }
-  const SlotRecord* hot_data() const { return hot_.as<SlotRecord>(); }
+  SlotRecord& hot(std::uint32_t slot) { return hot_[slot]; }
+  const SlotRecord& hot(std::uint32_t slot) const { return hot_[slot]; }
+  const SlotRecord* hot_data() const { return hot_; }
 
   // Marks an access; returns whether it is the first of this clock.
   bool touch(std::uint32_t slot, std::uint32_t clock) {
@@ -118,8 +121,10 @@ class SlotIndex {
   void drop_free_from(std::uint32_t capacity);
   std::uint32_t move_to_free(std::uint32_t slot);
 
-  MemoryMap hot_;
-  MemoryMap cold_;  // low bits of the key, and the log location of a clean row
+  std::unique_ptr<SlotRange> hot_range_;
+  std::unique_ptr<SlotRange> cold_range_;
+  SlotRecord* hot_;
+  std::uint64_t* cold_;  // low bits of the key, and the log location of a clean row
   std::uint32_t max_capacity_;
   std::uint32_t capacity_ = 0;
   std::uint32_t num_used_ = 0;
@@ -135,6 +140,8 @@ void SlotIndex::shrink(std::uint32_t capacity, const Move& move) {
     if (occupied(slot)) move(slot, move_to_free(slot));
   }
   capacity_ = capacity;
+  hot_range_->decommit(capacity_ * sizeof(SlotRecord));
+  cold_range_->decommit(capacity_ * std::size_t{8});
   policy_->clear();
 }
 

@@ -1,0 +1,148 @@
+#include "mtrains/slot_tier.h"
+
+#include <algorithm>
+#include <string>
+
+#include "mtrains/errors.h"
+
+namespace mtrains {
+namespace {
+
+// Slots are lent to a pool by slabs: small ones under a small budget, so that several strides get their share.
+constexpr std::uint64_t kSlabBytes = 256 << 10;
+constexpr std::uint64_t kSlabsPerBudget = 32;
+// A device grows a pool by copying it, so it grows rarely; a pool alone in its tier takes all at once.
+constexpr std::uint64_t kDeviceSlabsPerBudget = 4;
+
+std::uint32_t max_slots(std::uint64_t budget, std::size_t stride) {
+  return static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(budget / (stride + kSlotIndexBytes), 0x7ffffff0u));
+}
+
+}  // namespace
+
+const char* name_of(TierKind kind) {
+  constexpr const char* kNames[] = {"hbm", "dram", "scm"};
+  return kNames[static_cast<int>(kind)];
+}
+
+// --- one pool
+
+SlotPool::SlotPool(std::size_t level, std::size_t stride, std::uint64_t budget, const TierSpec& tier,
+                   SlotMemory& memory)
+    : level(level), stride(stride), budget(budget), index(max_slots(budget, stride), memory) {
+  if (tier.device != nullptr) {
+    device = tier.device->reserve(stride, max_slots(budget, stride));
+  } else {
+    range = memory.reserve(std::max<std::size_t>(stride, max_slots(budget, stride) * stride), /*huge=*/true);
+    records = range->data();
+  }
+}
+
+bool SlotPool::grow(std::uint32_t capacity) {
+  if (range != nullptr && !range->commit(capacity * stride)) return false;
+  if (!index.grow(capacity)) {
+    trim();
+    return false;
+  }
+  if (device != nullptr) device->resize(capacity);
+  return true;
+}
+
+void SlotPool::trim() {
+  if (range != nullptr) range->decommit(index.capacity() * stride);
+  if (device != nullptr) device->resize(index.capacity());
+}
+
+// --- a tier
+
+SlotTier::SlotTier(std::size_t level, TierSpec spec) : level_(level), spec_(std::move(spec)) {}
+
+void SlotTier::give(const std::string& table, std::uint64_t bytes) {
+  if (bytes > spec_.set_aside - given_) {
+    throw CapacityError("table '" + table + "': its budget of " + std::to_string(bytes) + " bytes of " +
+                        name_of(spec_.kind) + " is more than the " + std::to_string(spec_.set_aside - given_) +
+                        " that are left of what budgets set aside");
+  }
+  given_ += bytes;
+}
+
+SlotPool* SlotTier::pool_for(std::uint32_t table, std::size_t stride, const std::uint64_t* own) {
+  const std::uint64_t budget = own != nullptr ? *own : shared_bytes();
+  if (budget < stride + kSlotIndexBytes) return nullptr;
+  auto& pool = pools_[{own != nullptr ? table : kShared, stride}];
+  if (pool == nullptr) {
+    SlotMemory& memory = spec_.memory != nullptr ? *spec_.memory : host_;
+    pool = std::make_unique<SlotPool>(level_, stride, budget, spec_, memory);
+  }
+  return pool.get();
+}
+
+std::vector<SlotPool*> SlotTier::pools() const {
+  std::vector<SlotPool*> all;
+  for (const auto& [key, pool] : pools_) all.push_back(pool.get());
+  return all;
+}
+
+bool SlotTier::is_shared(const SlotPool& pool) const {
+  const auto it = pools_.find({kShared, pool.stride});
+  return it != pools_.end() && it->second.get() == &pool;
+}
+
+std::uint32_t SlotTier::slab_slots(const SlotPool& pool) const {
+  std::uint64_t slab = std::min(kSlabBytes, pool.budget / kSlabsPerBudget);
+  if (pool.device != nullptr) slab = pools_.size() == 1 ? pool.budget : pool.budget / kDeviceSlabsPerBudget;
+  return static_cast<std::uint32_t>(std::max<std::uint64_t>(1, slab / pool.slot_bytes()));
+}
+
+bool SlotTier::grow(SlotPool& pool) {
+  std::uint64_t used = pool.bytes();
+  if (is_shared(pool)) {
+    used = 0;
+    for (const auto& [key, other] : pools_) used += key.first == kShared ? other->bytes() : 0;
+  }
+  if (used >= pool.budget) return false;
+  const std::uint64_t slots =
+      std::min<std::uint64_t>(slab_slots(pool), (pool.budget - used) / pool.slot_bytes());
+  return slots > 0 && pool.grow(pool.index.capacity() + static_cast<std::uint32_t>(slots));
+}
+
+SlotPool* SlotTier::lender_for(SlotPool& pool, bool only_older, std::uint32_t clock) const {
+  if (pools_.size() == 1 || !is_shared(pool)) return nullptr;
+  std::uint32_t oldest = 0xffffffffu;
+  if (only_older && !pool.index.policy().oldest(pool.index, clock, &oldest)) oldest = 0xffffffffu;
+  SlotPool* lender = nullptr;
+  for (const auto& [key, other] : pools_) {
+    std::uint32_t last_use = 0;
+    if (key.first != kShared || other.get() == &pool || other->index.capacity() == 0) continue;
+    if (other->index.num_used() == other->index.capacity() &&
+        !other->index.policy().oldest(other->index, clock, &last_use)) {
+      continue;
+    }
+    if (last_use < oldest) {
+      oldest = last_use;
+      lender = other.get();
+    }
+  }
+  return lender;
+}
+
+std::uint64_t SlotTier::slots() const {
+  std::uint64_t count = 0;
+  for (const auto& [key, pool] : pools_) count += pool->index.capacity();
+  return count;
+}
+
+std::uint64_t SlotTier::used_slots() const {
+  std::uint64_t count = 0;
+  for (const auto& [key, pool] : pools_) count += pool->index.num_used();
+  return count;
+}
+
+std::uint64_t SlotTier::used_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [key, pool] : pools_) bytes += pool->bytes();
+  return bytes;
+}
+
+}  // namespace mtrains
