@@ -123,17 +123,31 @@ class Update:
     # positions, or 0; argmax_ptr: int64[B, D] of the forward for max, or 0), or rows_ptr (int64[num_rows], unique, ascending) with sums_ptr
     # (float32[num_rows, D]). optimizer: 0 sgd, 1 adagrad, 2 rowwise_adagrad, 3 sparse_adam, 4 partial_rowwise_adam. decay: 0 none, 1 l2, 2 decoupled.
 
+class DeviceCompute:
+    """What one call computes where the compute tier is on a device (mtrains/device_calls.py): an object with pool(feature, records, ...),
+    weight_grad(records, ...) or update(number, records, ...). Pointers to output, gradients, weights and sums mean nothing to the core then."""
+    def __init__(self, compute: object) -> None: ...
+
 class Engine:
     """Tables, slots, directory and log of one open store. Thread-safe: one lock, passes run one after another."""
 
-    def __init__(self, *, dram_bytes: int, num_threads: int, incarnation: int, epoch: int, max_pending_segments: int = 32) -> None: ...
+    def __init__(
+        self, *, tiers: Sequence[tuple[int, int, int, SlotMemory | None, object, BandwidthLimit | None]], num_threads: int,
+        incarnation: int, epoch: int, max_pending_segments: int = 32,
+    ) -> None: ...
+    # tiers: (kind, bytes, bytes set aside for tables with own budgets, memory, device, limit) from fast to slow; the first
+    # computes. kind: 0 hbm, 1 dram, 2 scm. memory: None is anonymous memory. device: of hbm, an object with
+    # reserve(stride, max_slots) -> an object with load(slots uint32[n], out uint8[n * stride]), store(slots, records),
+    # resize(capacity); arrays are valid during the call.
     def set_num_threads(self, n: int) -> None: ...
     def close(self) -> None: ...  # blocked passes and waits raise StateError
 
     # --- tables. Table numbers are dense and in order of adding; they are the numbers in segment headers and in the catalog.
     def add_table(
-        self, *, name: str, num_rows: int, dim: int, dtype: int, init_kind: int, init_a: float, init_b: float, key: int, padding_row: int = -1
+        self, *, name: str, num_rows: int, dim: int, dtype: int, init_kind: int, init_a: float, init_b: float, key: int, padding_row: int = -1,
+        budgets: Sequence[int | None] = (),
     ) -> int: ...  # dtype: 0 float32, 1 float16, 2 bfloat16; init_kind: 0 constant, 1 uniform, 2 normal; key: u64 of (seed, name)
+    # budgets: by kind of tier, the table's own bytes out of what is set aside, 0 passes the tier over, None shares the rest; () is all None
     def add_layout(self, table: int, state_floats: int, initial_state: float) -> int: ...  # layout 0 (no state) exists from the start
     def use_layout(self, table: int, layout: int) -> None: ...  # rows in older layouts keep their weights and get initial state
     def table_version(self, table: int) -> int: ...  # counts step, write_rows
@@ -145,25 +159,26 @@ class Engine:
     def forward(
         self, spec: LookupSpec, *, indices_ptr: int, num_indices: int, indices_int64: bool, offsets_ptr: int, num_offsets: int, offsets_int64: bool,
         include_last_offset: bool, num_bags: int, bag_size: int, weights_ptr: int, out_ptr: int, out_stride: int, argmax_ptr: int, keep: bool,
+        device: DeviceCompute | None = None,
     ) -> Lookup | None: ...
     # Features are laid one after another: feature f, bag b is bag f * num_bags + b. offsets_ptr 0: every bag has bag_size indices.
     # num_bags: a feature's. out: float32, all of it written. argmax: int64[B, D] absolute positions (single feature, max) or 0.
     # IndexError (table, position, value, size), ValueError (offsets: position); nothing has changed then.
-    def per_sample_weight_grad(self, lookup: Lookup, feature: int, *, grad_ptr: int, grad_stride: int, out_ptr: int) -> None: ...
+    def per_sample_weight_grad(self, lookup: Lookup, feature: int, *, grad_ptr: int, grad_stride: int, out_ptr: int, device: DeviceCompute | None = None) -> None: ...
     # out float32[positions of the feature]; StateError if the table changed since the forward
     def row_sums(
         self, lookup: Lookup, feature: int, *, grad_ptr: int, grad_stride: int, weights_ptr: int, argmax_ptr: int,
         prior_rows: NDArray[np.int64] | None, prior_sums: NDArray[np.float32] | None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]: ...
     # (rows int64[U] ascending, sums float32[U, D]) of the occurrences of this lookup, continuing the left fold of the prior sums
-    def step(self, updates: Sequence[Update]) -> None: ...  # each table at most once
+    def step(self, updates: Sequence[Update], device: DeviceCompute | None = None) -> None: ...  # each table at most once
 
     # --- rows
     def read_rows(self, table: int, rows: NDArray[np.int64], out: NDArray[np.float32]) -> None: ...  # changes nothing, duplicates welcome
     def read_records(self, table: int, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None: ...  # [n, stride] in the present layout
     def write_rows(self, table: int, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None: ...  # the last of duplicates wins; state stays
     def touched_rows(self, table: int, begin: int, limit: int) -> tuple[NDArray[np.int64], int]: ...  # ascending from row `begin`; next begin, or num_rows
-    def stats(self) -> dict[str, dict[str, float]]: ...  # {"dram": {...}, "ssd": {...}, "time": {...}} monotonic counters
+    def stats(self) -> dict[str, dict[str, float]]: ...  # {"hbm" | "dram" | "scm": {...}, "ssd": {...}, "time": {...}} monotonic counters
 
     # --- log: reading
     def open_log(self, path: str, io_engine: str) -> str: ...  # data file of rows.lmdb; returns the effective engine

@@ -156,7 +156,7 @@ class StepOnDevice:
         bag_of_position: NDArray[np.uint32] | None,
         counts: NDArray[np.float32] | None,
         scale: float,
-        **scalars: Any,
+        **scalars: Any,  # noqa: ANN401 - as update_rows takes them
     ) -> None:
         device, record, source = records.memory.device, _layout(layout), self._sources[number]
         with records.memory.computing():
@@ -167,7 +167,8 @@ class StepOnDevice:
                     argmax=None, sums=sums, sum_of_unique=None, scale=scale, dim=record.dim,
                 )  # fmt: skip
             else:
-                assert csr is not None and positions is not None
+                assert csr is not None
+                assert positions is not None
                 grad = source.grad[:, source.column : source.column + record.dim]
                 if counts is not None:
                     grad = hbm_kernels.divide_by_counts(grad, torch.from_numpy(counts.copy()).to(device))

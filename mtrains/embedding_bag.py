@@ -424,8 +424,8 @@ def _check_supported(
         )
     if device is not None and torch.device(device).type != store_device.type:
         raise NotImplementedError(
-            f"device={str(device)!r}: the rows are where the store computes, on {store_device}; leave device out, or give "
-            "the store an hbm tier there"
+            f"device={str(device)!r}: the rows are where the store computes, on {store_device}; leave device out, "
+            "or give the store an hbm tier there"
         )
     if weight is not None and init is not None:
         raise ValueError("_weight and init both give the rows; pass one of them")

@@ -13,7 +13,7 @@ __all__ = ["Hbm"]
 
 @dataclass(frozen=True)
 class Hbm:
-    """Memory of an accelerator for rows, which are looked up and updated there: `Store(hbm=Hbm("8GiB", device="cuda:1"))`.
+    """Memory of an accelerator for rows, which are looked up and updated there: `Store(hbm=Hbm("8GiB"))`.
 
     capacity: bytes, as a number or "8GiB". device: "cuda", "cuda:1", ...; "cpu" emulates an accelerator, for tests and
     on machines without one. None: the current CUDA device, else emulated.
@@ -29,7 +29,8 @@ class Hbm:
             raise ValueError(f"an hbm tier is on a CUDA device or emulated on the CPU, got device={self.device!r}")
         if kind == "cuda" and not torch.cuda.is_available():
             raise ValueError(
-                f"device={self.device!r}: torch sees no CUDA device here; leave device out to emulate the tier on the CPU"
+                f"device={self.device!r}: torch sees no CUDA device here; leave device out to emulate the tier on "
+                "the CPU"
             )
 
     @property

@@ -18,14 +18,15 @@ __all__ = ["StoreStats", "collect_stats"]
 class StoreStats:
     """Counters since the store was opened, and present sizes. Rates are differences of two.
 
-    tiers: "hbm", "dram", "scm" (those that the store has, the first computes) and "ssd", each with its counters:
-    hits (accesses that found their row there), evictions, dirty_evictions, rows_in (from the tier above), rows_out (to
-    the one that computes); of the first, new (first touches), fetches (from the log), refetches; rows_read, block_reads, bytes_read, rows_appended, bytes_appended, gc_rows,
+    tiers: "hbm", "dram", "scm" (those that the store has; the first computes) and "ssd", each with its counters.
+    Of a slot tier: hits (accesses that found their row there), evictions, dirty_evictions, rows_in (from the tier
+    above), rows_out (to the one that computes); of the first also new (first touches), fetches (from the log),
+    refetches. Of the log: rows_read, block_reads, bytes_read, rows_appended, bytes_appended, gc_rows,
     bytes_written, segments_deleted, segments_damaged (that garbage collection could not read), ...
     seconds: where time went: compute, io_wait (reads of the log), write_back (waits for room in the log),
     writing (the writer thread's commits), ... io_engine: the effective one; refused_engines: which others
-    were refused, and why.
-    providers: what each slot tier is made of. emulated: tiers that stand in for a device that is not there. write_amplification: bytes written over
+    were refused, and why. providers: what each slot tier is made of.
+    emulated: tiers that stand in for a device that is not there. write_amplification: bytes written over
     bytes of rows that training appended. live_bytes: of segments' rows that are current; held_bytes: that
     only checkpoints need; dead_bytes: of neither; the three by share of rows. disk_bytes: allocated for all
     files.

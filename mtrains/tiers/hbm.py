@@ -23,13 +23,17 @@ def to_indices(array: NDArray[np.unsignedinteger], device: torch.device) -> torc
     return torch.from_numpy(signed.astype(np.int64)).to(device)
 
 
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
 class HbmMemory:
     """Memory of one device. All work on it goes through one stream, which other streams wait for and it for them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._compute = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._compute = _stream(device)
+        self._copies = _stream(device)
 
     def reserve(self, stride: int, max_slots: int) -> HbmRecords:
         """Return slots of `stride` bytes; none can be used before `resize`."""
