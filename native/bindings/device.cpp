@@ -46,7 +46,8 @@ class PyRecords : public DeviceRecords {
   }
   void store(const std::uint32_t* slots, std::size_t n, const std::byte* records) override {
     const nb::gil_scoped_acquire gil;
-    (*records_).attr("store")(view(slots, n), view(reinterpret_cast<const std::uint8_t*>(records), n * stride_));
+    (*records_).attr("store")(view(slots, n),
+                              view(reinterpret_cast<const std::uint8_t*>(records), n * stride_));
   }
   void resize(std::uint32_t capacity) override {
     const nb::gil_scoped_acquire gil;

@@ -269,8 +269,9 @@ void Engine::pool_features(const std::vector<std::size_t>& which, Lookup& lookup
   if (store_->table(lookup.features[which[0]].table).device() != nullptr) {  // then all tables are there
     for (const std::size_t f : which) {
       const FeatureLookup& feature = lookup.features[f];
-      required(input.device).pool(f, *store_->table(feature.table).device(),
-                                  pool_task(f, lookup, features, input, begins), feature.plan.num_positions);
+      required(input.device)
+          .pool(f, *store_->table(feature.table).device(), pool_task(f, lookup, features, input, begins),
+                feature.plan.num_positions);
     }
     return;
   }

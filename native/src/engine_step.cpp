@@ -30,9 +30,9 @@ void Engine::step(std::vector<TableUpdate>& updates, DeviceCompute* device) {
   store_->next_clock();
   std::vector<Located> located;
   for (TableUpdate& update : updates) {
-    Located item{&update,         located.size(), &store_->table(update.table), update.rows,
-                 update.num_rows, nullptr,        {},                           0,
-                 0};
+    Located item{
+        &update, located.size(), &store_->table(update.table), update.rows, update.num_rows, nullptr, {}, 0,
+        0};
     if (update.lookup != nullptr) {
       const BatchPlan& plan = update.lookup->features.at(update.feature).plan;
       item.rows = plan.rows.data();

@@ -79,8 +79,8 @@ bool RowStore::bring(Table& table, const std::uint64_t* rows, std::uint32_t* slo
     bring_resident(table, rows, missing, counted);
     return true;
   }
-  // Another lookup of this pass may have brought some of them meanwhile. Those in lower tiers stay there until there
-  // is room, which others leave for those tiers.
+  // Another lookup of this pass may have brought some of them meanwhile. Those in lower tiers stay there
+  // until there is room, which others leave for those tiers.
   std::vector<std::uint32_t> absent;
   absent.reserve(missing.size());
   for (const std::uint32_t i : missing) {

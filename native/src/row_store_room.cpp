@@ -105,8 +105,8 @@ void RowStore::evict(SlotPool& pool, std::uint32_t slot, const std::byte* record
   pool.index.evict(slot);
 }
 
-// Moves a row to the next tier that its table may use and that has room; false if there is none. What is dirty stays
-// so, of its epoch.
+// Moves a row to the next tier that its table may use and that has room; false if there is none. What is
+// dirty stays so, of its epoch.
 bool RowStore::move_down(SlotPool& pool, std::uint32_t slot, const std::byte* record) {
   const RowKey key = pool.index.key(slot);
   Table& table = *tables_[table_of(key)];

@@ -49,7 +49,8 @@ RowStore::RowStore(std::vector<TierSpec> tiers, std::uint32_t incarnation, std::
       log_(incarnation, std::min(max_pending, pending_within(total_bytes(tiers))),
            blocks_within(total_bytes(tiers))),
       birth_((std::uint64_t{incarnation} << 32) ^ epoch) {
-  if (tiers.empty() || tiers.size() > kSlotTiers) throw std::invalid_argument("a store has 1 to 3 slot tiers");
+  if (tiers.empty() || tiers.size() > kSlotTiers)
+    throw std::invalid_argument("a store has 1 to 3 slot tiers");
   for (TierSpec& tier : tiers) {
     if (!levels_.empty() && tier.kind <= levels_.back()->spec().kind)
       throw std::invalid_argument("tiers come from fast to slow, each once");
@@ -98,8 +99,8 @@ void RowStore::check_record(const std::string& name, const RecordLayout& record,
     const std::uint64_t budget = budget_of(*tier, budgets);
     if (slot <= budget || (budget == 0 && tier->level() > 0)) continue;
     const std::string kind = name_of(tier->spec().kind);
-    throw CapacityError("table '" + name + "': one row takes " + std::to_string(slot) + " bytes, the " + kind +
-                        " budget is " + std::to_string(budget) + "; raise " + kind + "=");
+    throw CapacityError("table '" + name + "': one row takes " + std::to_string(slot) + " bytes, the " +
+                        kind + " budget is " + std::to_string(budget) + "; raise " + kind + "=");
   }
   if (record.stride() > kMaxRecordBytes) {
     throw CapacityError("table '" + name + "': one row takes " + std::to_string(record.stride()) +
@@ -159,8 +160,8 @@ bool RowStore::fits_whole(const Table& table, std::uint64_t bytes) const {
   return table.num_rows < 0xffffffffu && saturating_mul(table.num_rows, table.record().stride()) <= bytes;
 }
 
-// A table is resident where it fits its own budget, or where all that share the rest of the tier fit together. Only in
-// DRAM: elsewhere rows have slots, which cost their index.
+// A table is resident where it fits its own budget, or where all that share the rest of the tier fit
+// together. Only in DRAM: elsewhere rows have slots, which cost their index.
 void RowStore::settle_residency() {
   if (!residency_stale_) return;
   const SlotTier& tier = compute();
@@ -186,9 +187,8 @@ void RowStore::settle_residency() {
   }
   for (const auto& level : levels_) {
     level->drop_unused([this, &level](const SlotPool* pool) {
-      return std::any_of(tables_.begin(), tables_.end(), [&](const auto& table) {
-        return table->pools[level->level()] == pool;
-      });
+      return std::any_of(tables_.begin(), tables_.end(),
+                         [&](const auto& table) { return table->pools[level->level()] == pool; });
     });
   }
   residency_stale_ = false;

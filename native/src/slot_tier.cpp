@@ -8,7 +8,8 @@
 namespace mtrains {
 namespace {
 
-// Slots are lent to a pool by slabs: small ones under a small budget, so that several strides get their share.
+// Slots are lent to a pool by slabs: small ones under a small budget, so that several strides get their
+// share.
 constexpr std::uint64_t kSlabBytes = 256 << 10;
 constexpr std::uint64_t kSlabsPerBudget = 32;
 // A device grows a pool by copying it, so it grows rarely; a pool alone in its tier takes all at once.
@@ -61,7 +62,8 @@ SlotTier::SlotTier(std::size_t level, TierSpec spec) : level_(level), spec_(std:
 void SlotTier::give(const std::string& table, std::uint64_t bytes) {
   if (bytes > spec_.set_aside - given_) {
     throw CapacityError("table '" + table + "': its budget of " + std::to_string(bytes) + " bytes of " +
-                        name_of(spec_.kind) + " is more than the " + std::to_string(spec_.set_aside - given_) +
+                        name_of(spec_.kind) + " is more than the " +
+                        std::to_string(spec_.set_aside - given_) +
                         " that are left of what budgets set aside");
   }
   given_ += bytes;

@@ -1,4 +1,5 @@
-// The whole chain without Python: training over any subset of the tiers and a flat file against everything in memory.
+// The whole chain without Python: training over any subset of the tiers and a flat file against everything in
+// memory.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -28,7 +29,8 @@ struct FakeRecords : DeviceRecords {
     for (std::size_t i = 0; i < n; ++i) std::memcpy(out + i * stride, &bytes.at(slots[i] * stride), stride);
   }
   void store(const std::uint32_t* slots, std::size_t n, const std::byte* records) override {
-    for (std::size_t i = 0; i < n; ++i) std::memcpy(&bytes.at(slots[i] * stride), records + i * stride, stride);
+    for (std::size_t i = 0; i < n; ++i)
+      std::memcpy(&bytes.at(slots[i] * stride), records + i * stride, stride);
   }
   void resize(std::uint32_t capacity) override { bytes.resize(capacity * stride); }
   std::size_t stride;
@@ -313,7 +315,8 @@ TEST(a_table_with_a_budget_of_its_own_gives_the_same_bits) {
     config.tiers[1].set_aside = own.value_or(0);
     config.budgets = {std::nullopt, 50000, own};
     check_same(train(config), expected);
-    config.tiers = {TierSpec{TierKind::kHbm, 30000, 4000, nullptr, std::make_shared<FakeMemory>(), nullptr}, dram};
+    config.tiers = {TierSpec{TierKind::kHbm, 30000, 4000, nullptr, std::make_shared<FakeMemory>(), nullptr},
+                    dram};
     config.budgets = {4000, 0, std::nullopt};
     check_same(train(config), expected);
   }
@@ -325,8 +328,9 @@ TEST(budgets_that_do_not_fit_are_refused) {
   CHECK_THROWS(Engine({TierSpec{TierKind::kScm, 1000}, TierSpec{TierKind::kDram, 1000}}, 1, 1, 1, 4),
                std::invalid_argument);
   Engine engine({TierSpec{TierKind::kDram, 100000, 1000}}, 1, 1, 1, 4);
-  CHECK_THROWS(engine.add_table("t", 10, 2, WeightType::kFloat32, RowInit{}, {std::nullopt, 1001, std::nullopt}),
-               CapacityError);
+  CHECK_THROWS(
+      engine.add_table("t", 10, 2, WeightType::kFloat32, RowInit{}, {std::nullopt, 1001, std::nullopt}),
+      CapacityError);
   CHECK_THROWS(engine.add_table("t", 10, 2, WeightType::kFloat32, RowInit{}, {std::nullopt, 0, std::nullopt}),
                CapacityError);
   engine.add_table("t", 10, 2, WeightType::kFloat32, RowInit{}, {std::nullopt, 1000, std::nullopt});

@@ -61,7 +61,7 @@ TEST(victims_are_exactly_the_least_recently_used) {
   std::mt19937 random(1);
   for (const std::uint32_t capacity : {1u, 2u, 17u, 300u}) {
     HostMemory memory;
-  SlotIndex index(capacity, memory);
+    SlotIndex index(capacity, memory);
     index.grow(capacity);
     Oracle oracle;
     std::map<RowKey, std::uint32_t> slot_of;

@@ -1,7 +1,8 @@
 // What an accelerator does for the store: keeps records of slots, and computes over them.
 //
-// The core decides (plans, slots, moves) and the device moves bytes and computes; a store's device is given by its
-// creator, so that the core knows no framework. All calls are made within a pass, by one thread at a time.
+// The core decides (plans, slots, moves) and the device moves bytes and computes; a store's device is given
+// by its creator, so that the core knows no framework. All calls are made within a pass, by one thread at a
+// time.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +31,8 @@ class DeviceMemory {
   virtual std::unique_ptr<DeviceRecords> reserve(std::size_t stride, std::uint32_t max_slots) = 0;
 };
 
-// The kernels of kernels.h over records of a device. Of the tasks, pointers to outputs, gradients and weights are
-// the caller's own and mean nothing here: the implementation belongs to one call and knows its tensors.
+// The kernels of kernels.h over records of a device. Of the tasks, pointers to outputs, gradients and weights
+// are the caller's own and mean nothing here: the implementation belongs to one call and knows its tensors.
 class DeviceCompute {
  public:
   virtual ~DeviceCompute() = default;
@@ -40,10 +41,10 @@ class DeviceCompute {
                     std::uint64_t num_positions) = 0;
   virtual void weight_grad(DeviceRecords& records, const WeightGradTask& task,
                            std::uint64_t num_positions) = 0;
-  // update: of the step. plan, counts: of the lookup that the gradient comes from; null where it comes as sums by row.
-  // The gradient of a mean is still to be divided by counts.
-  virtual void update(std::size_t update, DeviceRecords& records, const UpdateTask& task, const BatchPlan* plan,
-                      const std::vector<float>* counts) = 0;
+  // update: of the step. plan, counts: of the lookup that the gradient comes from; null where it comes as
+  // sums by row. The gradient of a mean is still to be divided by counts.
+  virtual void update(std::size_t update, DeviceRecords& records, const UpdateTask& task,
+                      const BatchPlan* plan, const std::vector<float>* counts) = 0;
 };
 
 }  // namespace mtrains

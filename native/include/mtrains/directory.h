@@ -12,9 +12,9 @@
 namespace mtrains {
 
 // An entry of the directory. 0: never touched and nowhere in memory.
-// Pooled table: kInSlot | level | slot while the row is in a slot of the tier at that level (its log location waits in
-// the slot's record), else its Location. Resident table: the Location, if any, and the dirty stamp of the row in its
-// place.
+// Pooled table: kInSlot | level | slot while the row is in a slot of the tier at that level (its log location
+// waits in the slot's record), else its Location. Resident table: the Location, if any, and the dirty stamp
+// of the row in its place.
 using Entry = std::uint64_t;
 inline constexpr Entry kInSlot = Entry{1} << 63;
 inline constexpr int kLevelShift = 56;

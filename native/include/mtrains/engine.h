@@ -52,7 +52,8 @@ struct ForwardInput {
   std::int64_t* argmax =
       nullptr;  // int64[num_bags, D] for each kMax feature in turn, positions within the feature; or null
   bool keep = false;
-  DeviceCompute* device = nullptr;  // of a store whose compute tier is on a device; out, weights and argmax are its own
+  DeviceCompute* device =
+      nullptr;  // of a store whose compute tier is on a device; out, weights and argmax are its own
 };
 
 // One table's part of a step. Either a lookup with the gradient of its output, or sums by row.
@@ -105,8 +106,8 @@ class Engine {
   // changed.
   std::shared_ptr<Lookup> forward(const std::vector<FeatureSpec>& features, const ForwardInput& input);
   // out: float32[positions of the feature]. StateError if the table changed since the forward.
-  void weight_grad(Lookup& lookup, std::size_t feature, const float* grad, std::size_t grad_stride, float* out,
-                   DeviceCompute* device = nullptr);
+  void weight_grad(Lookup& lookup, std::size_t feature, const float* grad, std::size_t grad_stride,
+                   float* out, DeviceCompute* device = nullptr);
   // Sums by row of a lookup's occurrences, going on from `prior`.
   RowSums row_sums(TableUpdate source, const std::int64_t* prior_rows, const float* prior_sums,
                    std::size_t num_prior);

@@ -1,5 +1,5 @@
-// Where every row is, and how it gets from one place to another: tables, the chain of slot tiers, and the log behind
-// it.
+// Where every row is, and how it gets from one place to another: tables, the chain of slot tiers, and the log
+// behind it.
 //
 // The index (directory, slot indexes) decides, this moves the bytes. It computes nothing.
 #pragma once
@@ -23,8 +23,8 @@
 
 namespace mtrains {
 
-// Bytes that a table has of its own in each kind of tier, out of TierSpec::set_aside. 0: it passes the tier over. None:
-// it shares the rest with the other tables.
+// Bytes that a table has of its own in each kind of tier, out of TierSpec::set_aside. 0: it passes the tier
+// over. None: it shares the rest with the other tables.
 using TableBudgets = std::array<std::optional<std::uint64_t>, kSlotTiers>;
 
 struct TableLayout {
@@ -68,8 +68,8 @@ struct Table {
   }
 };
 
-// What became of accesses that no slot tier had the row for, and the like; monotone. An access is a row of a lookup:
-// hits of all tiers + new_rows + fetches = accesses.
+// What became of accesses that no slot tier had the row for, and the like; monotone. An access is a row of a
+// lookup: hits of all tiers + new_rows + fetches = accesses.
 struct AccessCounters {
   std::uint64_t new_rows = 0, fetches = 0, refetches = 0, unplanned_positions = 0, pieces = 0;
 };

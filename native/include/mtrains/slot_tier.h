@@ -20,8 +20,9 @@ enum class TierKind : std::uint8_t { kHbm = 0, kDram = 1, kScm = 2 };  // from f
 inline constexpr std::size_t kSlotTiers = 3;
 const char* name_of(TierKind kind);
 
-// A tier of a store. set_aside: bytes of it that are for tables with budgets of their own. memory: where slots are,
-// host memory if null. device: instead of it, for HBM. limit: the rates of the device that it stands in for, or null.
+// A tier of a store. set_aside: bytes of it that are for tables with budgets of their own. memory: where
+// slots are, host memory if null. device: instead of it, for HBM. limit: the rates of the device that it
+// stands in for, or null.
 struct TierSpec {
   TierKind kind = TierKind::kDram;
   std::uint64_t bytes = 0;
@@ -72,8 +73,8 @@ class SlotTier {
   std::uint64_t shared_bytes() const { return spec_.bytes - spec_.set_aside; }
   // Gives a table part of what is set aside. Throws CapacityError if there is not so much left of it.
   void give(const std::string& table, std::uint64_t bytes);
-  // The pool of a table whose records have this stride: the shared one, or its own of `own` bytes. Null if a slot is
-  // more than its budget.
+  // The pool of a table whose records have this stride: the shared one, or its own of `own` bytes. Null if a
+  // slot is more than its budget.
   SlotPool* pool_for(std::uint32_t table, std::size_t stride, const std::uint64_t* own);
   // Drops pools for which in_use(pool) is false.
   template <typename InUse>
@@ -85,8 +86,8 @@ class SlotTier {
   // Lends the pool a slab more; false if nothing is left of its budget.
   bool grow(SlotPool& pool);
   std::uint32_t slab_slots(const SlotPool& pool) const;
-  // The pool that may lend `pool` a slab: it holds the row that was least recently used, before the pool's own oldest
-  // if only_older; null if there is none.
+  // The pool that may lend `pool` a slab: it holds the row that was least recently used, before the pool's
+  // own oldest if only_older; null if there is none.
   SlotPool* lender_for(SlotPool& pool, bool only_older, std::uint32_t clock) const;
 
   // Tells of rows that were read and written here by moves or in place; waits as the emulated device would.
