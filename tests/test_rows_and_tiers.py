@@ -22,7 +22,9 @@ _LEAST = {"dram": 0, "hbm": 0, "scm": 12288}  # a page each for the records and 
 def chain(request):
     """A function from kibibytes of memory to the sizes of the tiers."""
     shares = CHAINS[request.param]
-    return lambda kib: {"dram": 0} | {tier: max(_LEAST[tier], int(kib * 1024 * share)) for tier, share in shares.items()}
+    return lambda kib: (
+        {"dram": 0} | {tier: max(_LEAST[tier], int(kib * 1024 * share)) for tier, share in shares.items()}
+    )
 
 
 def accesses_of(store):

@@ -332,9 +332,6 @@ def test_a_billion_rows_take_disk_only_for_what_is_touched(tmp_path):
 
 def test_options_of_later_versions_are_refused_by_name():
     for option in (
-        {"hbm": "1MiB"},
-        {"scm": 1},
-        {"budgets": {}},
         {"plan": "x"},
         {"read_only": True},
         {"distributed": 1},
