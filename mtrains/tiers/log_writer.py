@@ -97,6 +97,7 @@ class LogWriter:
         self._epochs_mutex = threading.Lock()  # no segment is chosen for deletion while a checkpoint begins
         self._running_epoch: int | None = None
         self._protected: tuple[int, ...] = ()
+        self.scarce = True  # there may be little room: what `collect_held` does may matter; read by any thread
         self.full_error: MtrainsError | None = None
         self.error: BaseException | None = None
         self.counters = WriterCounters()
@@ -221,6 +222,7 @@ class LogWriter:
         return gathered
 
     def _step(self, ticket: Ticket[Any]) -> None:
+        self.scarce = True  # until room is looked at again: jobs write, too
         try:
             if not ticket.job.step():
                 return
@@ -430,7 +432,9 @@ class LogWriter:
         room = self._container.room_segments()
         if policy_for(room) != DEFAULT_POLICY and self._delete_due():
             room = self._container.room_segments()
-        return policy_for(room), room
+        policy = policy_for(room)
+        self.scarce = policy != DEFAULT_POLICY
+        return policy, room
 
     def _victims(self, segments: NDArray[Any], limit: int, policy: GcPolicy) -> list[Any]:
         spared = self._emptied | self._damaged

@@ -235,8 +235,13 @@ class Session:
     # --- checkpoints
 
     def prepare_checkpoint(self) -> None:
-        """Do what must be done before a checkpoint begins, and wait for it. REQUIRES: none is running."""
+        """Do what must be done before a checkpoint begins, and wait for it. REQUIRES: none is running.
+
+        Mostly nothing: then training does not wait for what the writer thread is doing.
+        """
         slot_bytes, engine = self.options.chain.total_bytes, self.engine
+        if not self.writer.scarce and engine.owed_rows() == 0:
+            return
         self.writer.submit(PrepareJob(engine, self.writer, self._sweep_rows(), slot_bytes)).wait()
 
     def begin_checkpoint(
