@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrains import _native
-from mtrains.errors import FormatError, MtrainsError
+from mtrains.errors import FormatError, MtrainsError, TierIOError
 from mtrains.tiers.commit_points import CommitPoint, PassedPoint, pass_silently
 from mtrains.tiers.disk_budget import SLACK_BYTES, DiskBudget, GrowingFile
 from mtrains.tiers.environment import (
     DATA_FILE,
     LMDB_PAGE_BYTES,
-    environment_error,
+    commit_error,
     is_full,
     open_environment,
 )
@@ -60,7 +60,11 @@ class Catalog:
         self._environment: lmdb.Environment | None = open_environment(
             folder, map_size=_MAP_BYTES, readonly=readonly
         )
-        self._file = None if budget is None else GrowingFile(self.data_path, budget)
+        try:
+            self._file = None if budget is None else GrowingFile(self.data_path, budget)
+        except TierIOError:
+            self._environment.close()
+            raise
         self._make_room = make_room
         self._passed = passed
 
@@ -139,7 +143,9 @@ class Catalog:
                 self._allocate(transaction.written_bytes)
                 self._passed(CommitPoint.CATALOG_STAGED)
         except lmdb.Error as error:
-            raise environment_error(error, f"committing to {self.data_path}") from error
+            assert self._file is not None, "the catalog was opened to be read"
+            what = f"committing to {self.data_path}"
+            raise commit_error(error, self._file.descriptor, what) from error
         self._passed(CommitPoint.CATALOG_COMMITTED)
 
     @property

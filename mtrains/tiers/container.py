@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrains import _native
-from mtrains.errors import FormatError, MtrainsError
+from mtrains.errors import FormatError, MtrainsError, TierIOError
 from mtrains.tiers.disk_budget import (
     CATALOG_RESERVE_BYTES,
     RESERVE_BYTES,
@@ -24,9 +24,10 @@ from mtrains.tiers.disk_budget import (
 from mtrains.tiers.environment import (
     DATA_FILE,
     LMDB_PAGE_BYTES,
-    environment_error,
+    commit_error,
     is_full,
     open_environment,
+    sync_error,
 )
 from mtrains.tiers.format_record import FORMAT_KEY, check_format
 
@@ -93,7 +94,11 @@ class LmdbSegmentContainer:
             folder, map_size=map_bytes, metasync=False
         )
         self.data_path = folder / DATA_FILE
-        self._file = GrowingFile(self.data_path, budget)
+        try:
+            self._file = GrowingFile(self.data_path, budget)
+        except TierIOError:
+            self._environment.close()
+            raise
         # Pages freed by the last transactions, which LMDB cannot reuse yet.
         self._resting_pages: deque[int] = deque([0] * _DELAY_COMMITS, maxlen=_DELAY_COMMITS)
         self.commits = 0
@@ -132,7 +137,7 @@ class LmdbSegmentContainer:
         try:
             self._open().sync(True)
         except lmdb.Error as error:
-            raise environment_error(error, f"syncing {self.data_path}") from error
+            raise sync_error(error, f"syncing {self.data_path}") from error
 
     def free_segments(self) -> int:
         return self._usable_pages(0) // SEGMENT_PAGES
@@ -212,6 +217,7 @@ class LmdbSegmentContainer:
                 if rewrite is not None:
                     transaction.put(FORMAT_KEY, rewrite)
         except lmdb.Error as error:
-            raise environment_error(error, f"committing to {self.data_path}") from error
+            what = f"committing to {self.data_path}"
+            raise commit_error(error, self._file.descriptor, what) from error
         self.commits += 1
         self._resting_pages.append(len(deletes) * SEGMENT_PAGES)

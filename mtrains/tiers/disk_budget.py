@@ -67,7 +67,10 @@ class GrowingFile:
 
     def __init__(self, path: Path, budget: DiskBudget) -> None:
         self.path = path
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise TierIOError(error.errno, f"cannot open {path}") from error
         self._budget = budget
         status = os.fstat(self.descriptor)
         # A sparse file (a copy made by cp --sparse) promises nothing beyond what it has.

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import lmdb
 
 from mtrains.errors import CapacityError, FormatError, MtrainsError, TierIOError
 
-__all__ = ["DATA_FILE", "LMDB_PAGE_BYTES", "check_library", "environment_error", "is_full", "open_environment"]
+__all__ = [
+    "DATA_FILE",
+    "LMDB_PAGE_BYTES",
+    "check_library",
+    "commit_error",
+    "environment_error",
+    "is_full",
+    "open_environment",
+    "sync_error",
+]
 
 DATA_FILE = "data.mdb"
 LMDB_PAGE_BYTES = 4096
 _LIBRARY = (0, 9)  # py-lmdb 3 bundles LMDB 1.0 too, whose pages have another header
 _FORMAT_ERRORS = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _FailedSyncError(TierIOError):
+    """The kernel may have let go of pages that it did not write: whatever the errno, nothing may go on."""
 
 
 def open_environment(
@@ -79,9 +96,28 @@ def environment_error(error: lmdb.Error, what: str) -> MtrainsError:
     return TierIOError(code, f"{what}: {error}")
 
 
+def commit_error(error: lmdb.Error, descriptor: int, what: str) -> MtrainsError:
+    """Return the error for a commit that failed. descriptor: of the data file, opened before it.
+
+    LMDB does not tell a full disk at write(), after which nothing has changed, from one at its sync, which is final. A
+    sync of our own does: the kernel reports what went wrong with a file once to each who has it open.
+    """
+    if error.code in _FULL:
+        try:
+            os.fdatasync(descriptor)
+        except OSError:
+            return sync_error(error, what)
+    return environment_error(error, what)
+
+
+def sync_error(error: lmdb.Error, what: str) -> TierIOError:
+    """Return the error for a sync that failed; it is final."""
+    return _FailedSyncError(error.code if error.code > 0 else errno.EIO, f"{what}: {error}")
+
+
 def is_full(error: BaseException) -> bool:
     """Return True for errors that go away once there is room: nothing was changed and the call may be
     repeated."""
-    return isinstance(error, CapacityError) or (
-        isinstance(error, TierIOError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    )
+    if isinstance(error, TierIOError):
+        return error.errno in _FULL and not isinstance(error, _FailedSyncError)
+    return isinstance(error, CapacityError)

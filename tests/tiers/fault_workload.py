@@ -4,6 +4,8 @@ It has sessions, checkpoints, garbage collection, folds, flushes, restores, a pi
 change of the checkpoints it says so in a log outside of the store, so that a test knows which may be the newest.
 """
 
+import contextlib
+import ctypes
 import json
 import os
 import warnings
@@ -16,7 +18,7 @@ import torch._dynamo  # the first optimizer would import it, in every child
 
 import mtrains
 import mtrains.store
-from mtrains.errors import MtrainsError
+from mtrains.errors import MtrainsError, StateError
 from mtrains.tiers import checkpoint, fold, layout, log_writer
 from mtrains.tiers.catalog_records import retained
 from mtrains.tiers.commit_points import CommitPoint
@@ -54,8 +56,10 @@ class Run:
         self.folder, self.dram, self.ssd = Path(folder), dram, ssd
         self.log = os.open(self.folder / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.digests = {}
+        self.store = None
 
     def open(self):
+        self.store = None
         self.store = mtrains.Store(self.folder / "s", dram=self.dram, ssd=self.ssd, seed=1, keep=2)
         specs = [mtrains.TableSpec(name, NUM_ROWS, DIM) for name in "ab"]
         self.bags = mtrains.TieredEmbeddingBagCollection(specs, store=self.store)
@@ -133,6 +137,15 @@ class Run:
         self.say("end", tag)
 
 
+def possible_newest(lines):
+    """Return the tags that the newest checkpoint may have after these lines of a run's log; "" is none."""
+    possible = {""}
+    for line in lines:
+        kind, tag = line.split()
+        possible = possible | {tag} if kind == "begin" else {tag}
+    return sorted(possible)
+
+
 def undisturbed(folder):
     """Run to the end; return what every checkpoint's rows are, and how often each point was passed."""
     passings = dict.fromkeys((point.name for point in CommitPoint), 0)
@@ -201,6 +214,61 @@ def recovered(folder, digests, final, possible, oldest=True, go_on=True):
     return problems
 
 
+def counted(folder):
+    """Run to the end under fault_shim.c; return how often each kind of call was made, and the last digest."""
+    shim = ctypes.CDLL(None)
+    shim.watch_faults(os.fsencode(Path(folder) / "s"))
+    run = Run(folder)
+    final = run.to_the_end()
+    names = ("open", "write", "sync", "allocate", "truncate", "rename", "mkdir")
+    return {"final": final, "calls": {name: shim.count_calls(name.encode()) for name in names}}
+
+
+def faulted(folder, call, number, times, error, digests, final):
+    """Run while calls of one kind fail; reopen, check and go on. error: 0 is a short write.
+
+    Returns: (whether the fault was met, the error that came up or "", what is wrong).
+    """
+    shim = ctypes.CDLL(None)
+    shim.watch_faults(os.fsencode(Path(folder) / "s"))
+    assert shim.inject_fault(call.encode(), number, number + times - 1, error) == 0
+    run = Run(folder)
+    run.digests = None
+    problems, first = [], ""
+    try:
+        if run.to_the_end() != final:
+            problems.append("the run ended with other bits")
+    except MtrainsError as failure:
+        first = f"{type(failure).__name__}: {failure}"
+        problems += refusals(run)
+    if run.store is not None:
+        with contextlib.suppress(MtrainsError):  # of a checkpoint that was not waited for
+            run.store.close()
+    shim.inject_fault(call.encode(), 1, 0, 0)
+    lines = (Path(folder) / "acknowledged").read_text().splitlines()
+    problems += recovered(folder, digests, final, possible_newest(lines))
+    return shim.count_faults(), first, problems
+
+
+def refusals(run):
+    """Return what is wrong with the store after an error of its disk: it can be read, and says what failed first."""
+    if run.store is None or run.store._session is None or run.store._session.closed:
+        return []
+    run.store.digest()
+    writer = run.store._session.writer
+    if writer.error is None:
+        return []
+    problems = []
+    for change in (lambda: run.store.checkpoint("x"), run.store.flush, lambda: run.store.restore(EVERY)):
+        try:
+            change()
+            problems.append("the store takes changes after a failed write")
+        except StateError as refusal:
+            if str(writer.error) not in str(refusal):
+                problems.append(f"{refusal} does not name {writer.error}")
+    return problems
+
+
 def no_sync():
     LmdbSegmentContainer.sync = lambda self: None
 
@@ -249,7 +317,7 @@ def prepare():
     make_everything_happen_early()
 
 
-CALLS = {call.__name__: call for call in (undisturbed, killed, recorded, recovered)}
+CALLS = {call.__name__: call for call in (undisturbed, killed, recorded, recovered, counted, faulted)}
 
 
 def call(name, arguments):
