@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from mtrains.errors import CapacityError, TierIOError
-from mtrains.tiers.filesystem import allocated_bytes
+from mtrains.tiers.filesystem import FULL_ERRORS, allocated_bytes, free_bytes
 from mtrains.units import format_bytes
 
 __all__ = [
@@ -91,8 +90,7 @@ class GrowingFile:
 
     def possible_growth(self) -> int:
         """Return how many bytes the cap and the file system would allow now."""
-        status = os.statvfs(self.path)
-        free = status.f_bavail * status.f_frsize
+        free = free_bytes(self.path)
         if self._budget.cap_bytes is None:
             return free
         return min(free, self._budget.cap_bytes - self._budget.allocated_bytes())
@@ -110,10 +108,6 @@ class GrowingFile:
 
     def _allocation_error(self, error: OSError, need: int, what: str) -> TierIOError:
         remedy = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = os.statvfs(self.path)
-            remedy = (
-                f"; {free.f_bavail * free.f_frsize} bytes are free: make room and try again; if a step was stopped "
-                "half way, restore the last checkpoint"
-            )
+        if error.errno in FULL_ERRORS:
+            remedy = f"; {free_bytes(self.path)} bytes are free: make room and try again"
         return TierIOError(error.errno, f"{what} needs {need} more bytes in {self.path}{remedy}")

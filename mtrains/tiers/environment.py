@@ -9,6 +9,7 @@ from pathlib import Path
 import lmdb
 
 from mtrains.errors import CapacityError, FormatError, MtrainsError, TierIOError
+from mtrains.tiers.filesystem import FULL_ERRORS
 
 __all__ = [
     "DATA_FILE",
@@ -23,11 +24,9 @@ __all__ = [
 
 DATA_FILE = "data.mdb"
 LMDB_PAGE_BYTES = 4096
+_LOCK_FILE_BYTES = 8192  # what LMDB gives it for its default of 126 readers
 _LIBRARY = (0, 9)  # py-lmdb 3 bundles LMDB 1.0 too, whose pages have another header
 _FORMAT_ERRORS = (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError, lmdb.PageNotFoundError)
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _FailedSyncError(TierIOError):
@@ -44,6 +43,8 @@ def open_environment(
     """
     if not create and not (folder / DATA_FILE).is_file():
         raise FormatError(f"{folder / DATA_FILE} is missing; {_remedy(folder)}")
+    if not readonly:
+        _allocate_lock_file(folder / "lock.mdb")
     try:
         environment = lmdb.open(
             str(folder),
@@ -80,6 +81,18 @@ def check_library(environment: lmdb.Environment, what: str) -> int:
     return page_bytes
 
 
+def _allocate_lock_file(path: Path) -> None:
+    """Have room for LMDB's table of readers, which it maps: on a full disk a store into a hole is SIGBUS."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, _LOCK_FILE_BYTES)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise TierIOError(error.errno, f"cannot allocate {path}") from error
+
+
 def _remedy(folder: Path) -> str:
     if folder.name == "catalog.lmdb":
         return "restore it from a backup, or run `mtrains verify --rebuild`, which makes it anew from the segments"
@@ -89,7 +102,10 @@ def _remedy(folder: Path) -> str:
 def environment_error(error: lmdb.Error, what: str) -> MtrainsError:
     """Return the error of mtrains for one of LMDB."""
     if isinstance(error, lmdb.MapFullError):
-        return CapacityError(f"{what}: the address range reserved for this environment is full")
+        return CapacityError(
+            f"{what}: the addresses that ssd= reserves are in use, or free in pieces that are too small; raise ssd=, "
+            "release checkpoints or lower keep="
+        )
     if isinstance(error, _FORMAT_ERRORS):
         return FormatError(f"{what}: {error}; restore the file from a backup, or run `mtrains verify`")
     code = error.code if error.code > 0 else errno.EIO
@@ -102,7 +118,7 @@ def commit_error(error: lmdb.Error, descriptor: int, what: str) -> MtrainsError:
     LMDB does not tell a full disk at write(), after which nothing has changed, from one at its sync, which is final. A
     sync of our own does: the kernel reports what went wrong with a file once to each who has it open.
     """
-    if error.code in _FULL:
+    if error.code in FULL_ERRORS:
         try:
             os.fdatasync(descriptor)
         except OSError:
@@ -119,5 +135,5 @@ def is_full(error: BaseException) -> bool:
     """Return True for errors that go away once there is room: nothing was changed and the call may be
     repeated."""
     if isinstance(error, TierIOError):
-        return error.errno in _FULL and not isinstance(error, _FailedSyncError)
+        return error.errno in FULL_ERRORS and not isinstance(error, _FailedSyncError)
     return isinstance(error, CapacityError)

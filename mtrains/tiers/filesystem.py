@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import warnings
 from pathlib import Path
 
 from mtrains.errors import StateError, TierIOError
 
-__all__ = ["allocated_bytes", "check_file_system", "file_system_magic", "sync_folder"]
+__all__ = [
+    "FULL_ERRORS",
+    "allocated_bytes",
+    "check_file_system",
+    "file_system_magic",
+    "free_bytes",
+    "sync_folder",
+]
+
+FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 # f_type of statfs(2): linux/magic.h, fs/smb, fs/zfs.
 _REFUSED = {
@@ -52,6 +62,12 @@ def file_system_magic(folder: Path) -> int:
         code = ctypes.get_errno()
         raise TierIOError(code, f"statfs of {folder} failed")
     return int(buffer[0]) & 0xFFFFFFFF
+
+
+def free_bytes(path: Path) -> int:
+    """Return how many bytes the file system of a file or folder has left."""
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
 
 
 def sync_folder(folder: Path) -> None:

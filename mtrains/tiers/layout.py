@@ -18,8 +18,9 @@ import lmdb
 from mtrains.errors import FormatError, StateError, TierIOError
 from mtrains.tiers.catalog_records import StoreState, encode
 from mtrains.tiers.commit_points import CommitPoint, PassedPoint, pass_silently
+from mtrains.tiers.disk_budget import MIN_CAP_BYTES
 from mtrains.tiers.environment import DATA_FILE, environment_error, open_environment
-from mtrains.tiers.filesystem import sync_folder
+from mtrains.tiers.filesystem import FULL_ERRORS, free_bytes, sync_folder
 from mtrains.tiers.format_record import FORMAT_KEY, FORMAT_VERSION
 from mtrains.tiers.records import Kind, key_of, seal_value
 
@@ -64,7 +65,7 @@ class StoreLayout:
         except FileNotFoundError:
             raise StateError(f"{self.folder.parent} does not exist; create it first") from None
         except OSError as error:
-            raise TierIOError(error.errno, f"cannot create {self.folder}") from error
+            raise self._creation_error(error, f"cannot create {self.folder}") from error
 
     def exists(self) -> bool:
         """Return True if the store was created to the end."""
@@ -100,7 +101,7 @@ class StoreLayout:
             passed(CommitPoint.CREATE_FOLDERS)
             self._write_description({"mtrains_store": FORMAT_VERSION, "uuid": uuid}, passed)
         except OSError as error:
-            raise TierIOError(error.errno, f"cannot create a store in {self.folder}: {error}") from error
+            raise self._creation_error(error, f"cannot create a store in {self.folder}: {error}") from error
 
     def check(self) -> str:
         """Return the store's uuid. Raises: FormatError if store.json is of another format or damaged."""
@@ -131,6 +132,12 @@ class StoreLayout:
         passed(CommitPoint.CREATE_RENAMED)
         sync_folder(self.folder)
         passed(CommitPoint.CREATE_DONE)
+
+    def _creation_error(self, error: OSError, what: str) -> TierIOError:
+        if error.errno in FULL_ERRORS:
+            free = free_bytes(self.folder if self.folder.exists() else self.folder.parent)
+            what += f"; a store needs at least {MIN_CAP_BYTES} bytes, {free} bytes are free: make room and try again"
+        return TierIOError(error.errno, what)
 
     def _remove_failed_creation(self) -> None:
         if holds_checkpoints(self.catalog):

@@ -388,7 +388,8 @@ class LogWriter:
         if self.full_error is None:
             self.full_error = error
             code = error.errno if isinstance(error, TierIOError) else None
-            self._engine.fail(code or errno.ENOSPC, str(error))
+            hint = "if a step of an optimizer was stopped half way, restore the last checkpoint"
+            self._engine.fail(code or errno.ENOSPC, f"{error}; {hint}")
 
     def _collect(self, limit: int) -> bool:
         """Evacuate at most `limit` segments if too little is live and the share of IO allows it; whether any was.

@@ -22,13 +22,15 @@ class ForkServer:
         if preload is not None:
             environment["LD_PRELOAD"] = str(preload)
         command = [sys.executable, str(HERE / "fork_server.py"), str(HERE / "fault_workload.py")]
+        self._report = tempfile.TemporaryDirectory(prefix="mtrains-test-")
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
     def call(self, name, folder, **arguments):
         """Call it in a child; return (exit status, negative for a signal, what the call returned or None)."""
-        request = {"call": name, "folder": str(folder), "arguments": arguments}
+        arguments["folder"] = str(folder)
+        request = {"call": name, "arguments": arguments, "report": self._report.name}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -39,8 +41,12 @@ class ForkServer:
     def result(self, name, folder, **arguments):
         """Return what a call returns that is not to fail."""
         status, result = self.call(name, folder, **arguments)
-        assert status == 0, (status, (folder / "stderr").read_text())
+        assert status == 0, (status, self.stderr())
         return result
+
+    def stderr(self):
+        """Return what the last child printed."""
+        return (Path(self._report.name) / "stderr").read_text()
 
     @staticmethod
     def possible_newest(lines):
@@ -55,6 +61,7 @@ class ForkServer:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        self._report.cleanup()
 
 
 @pytest.fixture(scope="session")

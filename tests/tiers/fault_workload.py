@@ -9,7 +9,7 @@ import ctypes
 import json
 import os
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,11 @@ import torch._dynamo  # the first optimizer would import it, in every child
 import mtrains
 import mtrains.store
 from mtrains.errors import MtrainsError, StateError
-from mtrains.tiers import checkpoint, fold, layout, log_writer
+from mtrains.tiers import checkpoint, fold, layout, log_writer, session
 from mtrains.tiers.catalog_records import retained
 from mtrains.tiers.commit_points import CommitPoint
 from mtrains.tiers.container import LmdbSegmentContainer
+from mtrains.tiers.disk_budget import DiskBudget
 from mtrains.tiers.gc import GcPolicy
 from mtrains.tiers.session import Session
 from mtrains.tiers.verify import verify_store
@@ -31,7 +32,7 @@ STEPS, EVERY = 28, 4
 SESSION_ENDS = (8, 16)
 DETOURS = (4, 20)  # after these steps others are trained and dropped again
 PIN_AT, RELEASE_AT, UNPIN_AT = 12, 16, 20
-NUM_ROWS, DIM, BATCH = 3000, 8, 400
+CAP = 1 << 30
 
 
 def make_everything_happen_early():
@@ -49,19 +50,31 @@ def tell(passed):
     mtrains.store.open_session = lambda folder, options: open_session(folder, replace(options, passed=passed))
 
 
+@dataclass(frozen=True)
+class Shape:
+    num_rows: int
+    dim: int
+    batch: int
+    dram: str
+
+
+# The steps of the large one write while they run, so that a full disk stops them half way.
+SHAPES = {"small": Shape(3000, 8, 400, "32KiB"), "large": Shape(30_000, 32, 3000, "256KiB")}
+
+
 class Run:
     """The run in `folder`: the store is folder/s, the log folder/acknowledged."""
 
-    def __init__(self, folder, dram="32KiB", ssd=None):
-        self.folder, self.dram, self.ssd = Path(folder), dram, ssd
+    def __init__(self, folder, shape="small", ssd=None):
+        self.folder, self.shape, self.ssd = Path(folder), SHAPES[shape], ssd
         self.log = os.open(self.folder / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.digests = {}
         self.store = None
 
     def open(self):
         self.store = None
-        self.store = mtrains.Store(self.folder / "s", dram=self.dram, ssd=self.ssd, seed=1, keep=2)
-        specs = [mtrains.TableSpec(name, NUM_ROWS, DIM) for name in "ab"]
+        self.store = mtrains.Store(self.folder / "s", dram=self.shape.dram, ssd=self.ssd, seed=1, keep=2)
+        specs = [mtrains.TableSpec(name, self.shape.num_rows, self.shape.dim) for name in "ab"]
         self.bags = mtrains.TieredEmbeddingBagCollection(specs, store=self.store)
         self.optimizer = mtrains.optim.Adagrad(self.bags.parameters(), lr=0.1)
 
@@ -70,15 +83,23 @@ class Run:
         return done[-1] if done else None
 
     def to_the_end(self):
-        """Go on from the newest checkpoint; return the digest of the last step."""
-        while True:
-            self.open()
+        """Go on from the newest checkpoint, in the open store if one is; return the digest of the last step."""
+        digest = None
+        while digest is None:
+            if self.store is None:
+                self.open()
             if self.session():
-                break
+                digest = self.store.digest()
             self.store.close()
-        digest = self.store.digest()
-        self.store.close()
+            self.store = None
         return digest
+
+    def forget(self):
+        """Close the store, whatever a checkpoint that runs may say."""
+        if self.store is not None:
+            with contextlib.suppress(MtrainsError):
+                self.store.close()
+        self.store = None
 
     def session(self):
         newest = self.newest()
@@ -93,7 +114,7 @@ class Run:
                 self.others(at)
                 if at in SESSION_ENDS:
                     self.train(1000 + at)
-                    self.store.flush()
+                    self.flush()
                     return False
         return True
 
@@ -113,8 +134,8 @@ class Run:
 
     def train(self, number):
         random = np.random.default_rng(number)
-        ids = torch.from_numpy(random.integers(0, NUM_ROWS, (2 * BATCH,)))
-        offsets = torch.arange(0, 2 * BATCH + 1, 2)
+        ids = torch.from_numpy(random.integers(0, self.shape.num_rows, (2 * self.shape.batch,)))
+        offsets = torch.arange(0, 2 * self.shape.batch + 1, 2)
         out = self.bags(ids, offsets)
         weights = torch.from_numpy(random.random(out.shape, np.float32))
         self.optimizer.zero_grad()
@@ -127,6 +148,9 @@ class Run:
         self.say("end", tag)
         if self.digests is not None:
             self.digests[f"{tag} {step}"] = self.store.digest()
+
+    def flush(self):
+        self.store.flush()
 
     def say(self, what, tag):
         os.write(self.log, f"{what} {tag}\n".encode())
@@ -146,7 +170,7 @@ def possible_newest(lines):
     return sorted(possible)
 
 
-def undisturbed(folder):
+def undisturbed(folder, shape="small"):
     """Run to the end; return what every checkpoint's rows are, and how often each point was passed."""
     passings = dict.fromkeys((point.name for point in CommitPoint), 0)
 
@@ -154,7 +178,7 @@ def undisturbed(folder):
         passings[point.name] += 1
 
     tell(count)
-    run = Run(folder)
+    run = Run(folder, shape)
     return {"final": run.to_the_end(), "digests": run.digests, "passings": passings}
 
 
@@ -204,7 +228,7 @@ def recovered(folder, digests, final, possible, oldest=True, go_on=True):
                 run.store.restore(one.tag if one.tag is not None else one.epoch)
             if run.store.digest() != digests[f"{one.tag} {one.step}"]:
                 problems.append(f"checkpoint {one.tag!r} of step {one.step} has other rows")
-        run.store.close()
+        run.forget()
         if go_on:
             if run.to_the_end() != final:
                 problems.append("training went on to other bits")
@@ -241,13 +265,100 @@ def faulted(folder, call, number, times, error, digests, final):
     except MtrainsError as failure:
         first = f"{type(failure).__name__}: {failure}"
         problems += refusals(run)
-    if run.store is not None:
-        with contextlib.suppress(MtrainsError):  # of a checkpoint that was not waited for
-            run.store.close()
+    run.forget()
     shim.inject_fault(call.encode(), 1, 0, 0)
     lines = (Path(folder) / "acknowledged").read_text().splitlines()
     problems += recovered(folder, digests, final, possible_newest(lines))
     return shim.count_faults(), first, problems
+
+
+class Disk:
+    """Fills up at one passing of a point: the file system of a folder, or what `ssd=` allows."""
+
+    def __init__(self, run, kind, point, passing):
+        self.run, self.kind, self.point, self.left = run, kind, point, passing
+        self.ballast = run.folder / "ballast"
+        self.budget, self.full = None, False
+        session.DiskBudget = self.budget_of
+
+    def passed(self, point):
+        if point.name == self.point:
+            self.left -= 1
+            if self.left == 0:
+                self.fill()
+        if point is CommitPoint.OPEN_READ and self.full and self.kind == "cap":  # it has set its map's size by now
+            self.fill()
+
+    def budget_of(self, cap, files):
+        """Return the budget of a session that is opened."""
+        self.budget = DiskBudget(cap, files)
+        return self.budget
+
+    def fill(self):
+        self.full = True
+        if self.kind == "cap":
+            self.budget.cap_bytes = self.budget.allocated_bytes()
+            return
+        with open(self.ballast, "wb") as file:
+            free = os.statvfs(self.run.folder)
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+            with contextlib.suppress(OSError):  # the last blocks
+                while file.write(bytes(4096)):
+                    file.flush()
+
+    def make_room(self):
+        self.full = False
+        if self.kind == "cap":
+            self.budget.cap_bytes = CAP
+        self.ballast.unlink(missing_ok=True)
+
+
+def filled(folder, shape, kind, point, passing, remedy, final):
+    """Run on a disk that fills up; make room at the first error; go on. Return (errors, what is wrong).
+
+    remedy: "again" repeats what failed, "restore" goes back to the newest checkpoint, "reopen" opens the store again.
+    """
+    run = Run(folder, shape, ssd=CAP if kind == "cap" else None)
+    run.digests = None
+    disk = Disk(run, kind, point, passing)
+    tell(disk.passed)
+    if point == "BEFORE":
+        disk.fill()
+    errors = []
+
+    def repeating(change):
+        def repeat(*arguments):
+            try:
+                change(*arguments)
+            except MtrainsError as error:
+                errors.append(f"{type(error).__name__}: {error}")
+                disk.make_room()
+                run.store.flush()  # StateError if a step was stopped half way
+                change(*arguments)
+
+        return repeat
+
+    if remedy == "again":
+        run.train, run.checkpoint = repeating(run.train), repeating(run.checkpoint)
+        run.restore, run.flush = repeating(run.restore), repeating(run.flush)
+    digest = None
+    while digest is None and len(errors) < 4:
+        try:
+            digest = run.to_the_end()
+        except MtrainsError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+            disk.make_room()
+            if remedy == "reopen" or run.store is None or not run.store.checkpoints():
+                run.forget()
+            else:
+                run.restore(run.newest().tag)
+    disk.make_room()
+    run.forget()
+    problems = verify_store(run.folder / "s")
+    if digest != final:
+        problems.append("training went on to other bits")
+    return errors, problems
 
 
 def refusals(run):
@@ -317,7 +428,7 @@ def prepare():
     make_everything_happen_early()
 
 
-CALLS = {call.__name__: call for call in (undisturbed, killed, recorded, recovered, counted, faulted)}
+CALLS = {call.__name__: call for call in (undisturbed, killed, recorded, recovered, counted, faulted, filled)}
 
 
 def call(name, arguments):

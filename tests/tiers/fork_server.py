@@ -1,7 +1,7 @@
 """Runs calls of a module in forked children: nothing is imported twice, and a child may be killed.
 
-argv[1] is the module's file. Each line of the standard input is {"call", "arguments", "folder"}; each line of the
-output {"status", "result"}: what waitpid says and what the call returned. A child's stderr goes to folder/stderr.
+argv[1] is the module's file. Each line of the standard input is {"call", "arguments", "report"}; each line of the
+output {"status", "result"}: what waitpid says and what the call returned. A child's stderr goes to report/stderr.
 """
 
 import importlib.util
@@ -20,13 +20,13 @@ def load(path):
 
 
 def child(module, request):
-    folder = Path(request["folder"])
-    stderr = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    report = Path(request["report"])
+    stderr = os.open(report / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(stderr, 2)
     os.dup2(stderr, 1)
     try:
-        result = module.call(request["call"], {"folder": str(folder), **request["arguments"]})
-        (folder / "result").write_text(result)
+        result = module.call(request["call"], request["arguments"])
+        (report / "result").write_text(result)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -38,7 +38,7 @@ def main():
     module = load(sys.argv[1])
     for line in sys.stdin:
         request = json.loads(line)
-        result = Path(request["folder"]) / "result"
+        result = Path(request["report"]) / "result"
         result.unlink(missing_ok=True)
         pid = os.fork()
         if pid == 0:

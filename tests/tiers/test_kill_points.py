@@ -30,7 +30,7 @@ def test_a_store_killed_at_a_point_goes_on_to_the_same_bits(point, fork_server, 
         folder.mkdir()
         status, _ = fork_server.call("killed", folder, point=point, passing=passing)
         kills += status == -9
-        assert status in (-9, 0), (folder / "stderr").read_text()  # 0: the threads met fewer moments this time
+        assert status in (-9, 0), fork_server.stderr()  # 0: the threads met fewer moments this time
         problems = fork_server.result(
             "recovered",
             folder,
