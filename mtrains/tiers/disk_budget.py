@@ -98,7 +98,10 @@ class GrowingFile:
     def shrink(self, end: int) -> None:
         """Give back what is allocated beyond `end`. REQUIRES: nothing lies there."""
         if end < self.allocated_end:
-            os.ftruncate(self.descriptor, end)
+            try:
+                os.ftruncate(self.descriptor, end)
+            except OSError as error:
+                raise TierIOError(error.errno, f"cannot shorten {self.path} to {end} bytes") from error
             self.allocated_end = end
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ FAULTS = [
     ("write", 0),
     ("allocate", errno.EIO),
     ("allocate", errno.ENOSPC),
-    ("truncate", errno.EIO),
     ("open", errno.EIO),
     ("open", errno.EMFILE),
     ("rename", errno.EIO),
