@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "mtrains/errors.h"
 
@@ -102,6 +103,8 @@ struct Snapshot {
   std::uint64_t last_page = 0;
   std::uint16_t depth = 0;
   std::uint16_t flags = 0;  // of the main database
+
+  bool operator==(const Snapshot&) const = default;
 };
 
 class TreeWalk {
@@ -114,9 +117,7 @@ class TreeWalk {
         page_size_(read_page_size()) {}
 
   std::vector<LocatedValue> run() {
-    const Snapshot first = read_snapshot(0);
-    const Snapshot second = read_snapshot(1);
-    snapshot_ = second.transaction > first.transaction ? second : first;
+    snapshot_ = read_newest_snapshot();
     if (snapshot_.root == kNoRoot) return {};
     if (snapshot_.flags != 0) {
       file_.fail("its main database has flags " + std::to_string(snapshot_.flags) + ", must be plain");
@@ -170,6 +171,18 @@ class TreeWalk {
             .last_page = field<std::uint64_t>(meta, kMetaLastPage),
             .depth = field<std::uint16_t>(meta, kMetaMain + 6),
             .flags = field<std::uint16_t>(meta, kMetaMain + 4)};
+  }
+
+  // Another process may commit meanwhile, which rewrites the older of the two meta pages: a mixture of before
+  // and after does not read the same twice.
+  Snapshot read_newest_snapshot() const {
+    const auto read_both = [this] { return std::pair(read_snapshot(0), read_snapshot(1)); };
+    auto before = read_both(), now = read_both();
+    while (now != before) {
+      before = now;
+      now = read_both();
+    }
+    return now.second.transaction > now.first.transaction ? now.second : now.first;
   }
 
   // Visits the subtree of page `number`, which is at `depth` (1: the root).

@@ -17,7 +17,8 @@ struct LocatedValue {
 // and leaf pages only. Keys outside [min_key, max_key] are left out, whatever their values; subtrees wholly
 // outside are not read. Throws IoError (read) or CorruptionError (not an LMDB 0.9 file, a page that names
 // another number, a value within the range that is no overflow chain, a key that is not 8 bytes). REQUIRES:
-// nobody commits to the file during the walk (the caller is the only writer).
+// the caller is the only writer, or holds a read transaction of the environment that began before the walk:
+// then no page of the walked tree is used again while it is walked.
 std::vector<LocatedValue> locate_values(const std::string& path, std::uint64_t min_key = 0,
                                         std::uint64_t max_key = ~std::uint64_t{0});
 
