@@ -17,6 +17,7 @@ from mtrains.tiers.disk_budget import SLACK_BYTES, DiskBudget, GrowingFile
 from mtrains.tiers.environment import (
     DATA_FILE,
     LMDB_PAGE_BYTES,
+    close_environment,
     commit_error,
     is_full,
     open_environment,
@@ -36,9 +37,9 @@ from mtrains.tiers.records import (
     split_piece_key,
 )
 
-__all__ = ["Catalog", "CatalogTransaction", "numbers_of", "open_base_page"]
+__all__ = ["CATALOG_MAP_BYTES", "Catalog", "CatalogTransaction", "numbers_of", "open_base_page"]
 
-_MAP_BYTES = 64 << 30
+CATALOG_MAP_BYTES = 64 << 30
 _LAST_LOW = (1 << 56) - 1
 
 
@@ -53,20 +54,48 @@ class Catalog:
         make_room: Callable[[], None] = lambda: None,
         passed: PassedPoint = pass_silently,
         readonly: bool = False,
+        environment: lmdb.Environment | None = None,
     ) -> None:
         """Open it. `budget` is needed to write; `make_room` is called before an error that the disk is full
-        is raised."""
+        is raised. `environment`: what to read by, if it is open; it stays so."""
         self.data_path = folder / DATA_FILE
-        self._environment: lmdb.Environment | None = open_environment(
-            folder, map_size=_MAP_BYTES, readonly=readonly
+        self._owned = environment is None
+        self._environment: lmdb.Environment | None = (
+            open_environment(folder, map_size=CATALOG_MAP_BYTES, readonly=readonly)
+            if environment is None
+            else environment
         )
+        self._snapshot: lmdb.Transaction[memoryview] | None = None
+        self._file: GrowingFile | None = None
         try:
             self._file = None if budget is None else GrowingFile(self.data_path, budget)
         except TierIOError:
-            self._environment.close()
+            self.close()
             raise
         self._make_room = make_room
         self._passed = passed
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Have every read of the block see the catalog as it was when the block began.
+
+        Pages that commits free meanwhile are not used again before its end, so it should be short.
+        """
+        assert self._snapshot is None, "snapshots do not nest"
+        with self.open_environment.begin(buffers=True) as transaction:
+            self._snapshot = transaction
+            try:
+                yield
+            finally:
+                self._snapshot = None
+
+    @contextmanager
+    def _reading(self) -> Iterator[lmdb.Transaction[memoryview]]:
+        if self._snapshot is not None:
+            yield self._snapshot
+            return
+        with self.open_environment.begin(buffers=True) as transaction:
+            yield transaction
 
     def check_format(self, uuid: str) -> None:
         """Raises: FormatError unless this is a catalog of this format and store."""
@@ -74,7 +103,7 @@ class Catalog:
 
     def get(self, key: bytes) -> bytes | None:
         """Return the payload under `key`, or None. Raises: FormatError if it is damaged."""
-        with self.open_environment.begin(buffers=True) as transaction:
+        with self._reading() as transaction:
             value = transaction.get(key)
             return None if value is None else open_value(key, value)
 
@@ -85,7 +114,7 @@ class Catalog:
         end = key_of(kind, high)
         while key is not None:
             batch: list[tuple[bytes, bytes]] = []
-            with self.open_environment.begin(buffers=True) as transaction, transaction.cursor() as cursor:
+            with self._reading() as transaction, transaction.cursor() as cursor:
                 found = cursor.set_range(key)
                 key = None
                 while found and (present := bytes(cursor.key())) <= end:
@@ -99,10 +128,10 @@ class Catalog:
     def keys(self, kind: Kind, low: int = 0, high: int = _LAST_LOW) -> list[bytes]:
         """Return the keys of a kind, values untouched."""
         end = key_of(kind, high)
-        with self.open_environment.begin() as transaction, transaction.cursor() as cursor:
+        with self._reading() as transaction, transaction.cursor() as cursor:
             found = cursor.set_range(key_of(kind, low))
             keys = []
-            while found and (key := cursor.key()) <= end:
+            while found and (key := bytes(cursor.key())) <= end:
                 keys.append(key)
                 found = cursor.next()
         return keys
@@ -125,7 +154,7 @@ class Catalog:
         """Return the locations of a base page (writable copy), or None. Raises: FormatError if it is
         damaged."""
         key = page_key(table, page)
-        with self.open_environment.begin(buffers=True) as transaction:
+        with self._reading() as transaction:
             value = transaction.get(key)
             return None if value is None else open_base_page(key, value)
 
@@ -137,6 +166,7 @@ class Catalog:
         for the store.
         """
         try:
+            self.open_environment.reader_check()  # else the snapshot of a reader that was killed would stay
             with self.open_environment.begin(write=True) as raw:
                 transaction = CatalogTransaction(raw)
                 yield transaction
@@ -155,8 +185,8 @@ class Catalog:
         return self._environment
 
     def close(self) -> None:
-        if self._environment is not None:
-            self._environment.close()
+        if self._environment is not None and self._owned:
+            close_environment(self._environment)
             self._environment = None
         if self._file is not None:
             self._file.close()

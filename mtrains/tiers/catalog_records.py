@@ -22,6 +22,7 @@ __all__ = [
     "TableRecord",
     "dtype_name",
     "is_needed",
+    "retained",
 ]
 
 DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}

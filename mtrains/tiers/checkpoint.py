@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
+from mtrains.errors import StateError
 from mtrains.tiers.catalog import Catalog, CatalogTransaction
 from mtrains.tiers.catalog_records import (
     CheckpointRecord,
@@ -19,6 +21,7 @@ from mtrains.tiers.catalog_records import (
     retained,
 )
 from mtrains.tiers.deltas import delete_delta, delta_heads, delta_pieces
+from mtrains.tiers.leases import LeaseFile
 from mtrains.tiers.readers import read_segments
 from mtrains.tiers.records import VALUE_BYTES, Kind, key_of, piece_key
 
@@ -54,6 +57,7 @@ def commit_checkpoint(
     checkpoints: Sequence[CheckpointRecord],
     stored_tables: Sequence[TableRecord],
     keep: int,
+    leases: LeaseFile,
 ) -> tuple[StoreState, list[CheckpointRecord]]:
     """Commit a checkpoint whose rows are durable; return the new state and checkpoints.
 
@@ -70,9 +74,8 @@ def commit_checkpoint(
                 for key, payload in waiting:
                     transaction.put(key, payload)
             waiting = []
-    kept = retained([*checkpoints, record], keep)
     new_state = replace(state, next_checkpoint=record.number + 1)
-    with catalog.write() as transaction:
+    with dropping([*checkpoints, record], keep, leases) as (kept, dropped), catalog.write() as transaction:
         for key, payload in waiting:
             transaction.put(key, payload)
         transaction.put(piece_key(Kind.DELTA, record.number, 0), head)
@@ -82,23 +85,41 @@ def commit_checkpoint(
         _put_segments(transaction, changes)
         transaction.put_pieces(Kind.EXTRA, record.number, draft.extra)
         transaction.put_pieces(Kind.CHECKPOINT, record.number, record.to_bytes())
-        _drop_checkpoints(transaction, {c.number for c in checkpoints} - {c.number for c in kept})
+        _drop_checkpoints(transaction, dropped)
         transaction.put(key_of(Kind.STATE), new_state.to_bytes())
     return new_state, kept
 
 
+@contextmanager
+def dropping(
+    checkpoints: Sequence[CheckpointRecord], keep: int, leases: LeaseFile
+) -> Iterator[tuple[list[CheckpointRecord], set[int]]]:
+    """Yield (the checkpoints to keep, the numbers of those to drop), with which the block makes a commit.
+
+    Kept beside what `retained` says is what a reader has a lease of; nobody gets one of the others meanwhile.
+    """
+    wanted = {record.number for record in retained(checkpoints, keep)}
+    with leases.unread([c.number for c in checkpoints if c.number not in wanted]) as dropped:
+        yield [record for record in checkpoints if record.number not in dropped], dropped
+
+
 def change_checkpoints(
-    catalog: Catalog, checkpoints: Sequence[CheckpointRecord], changed: Sequence[CheckpointRecord], keep: int
+    catalog: Catalog,
+    checkpoints: Sequence[CheckpointRecord],
+    changed: Sequence[CheckpointRecord],
+    keep: int,
+    leases: LeaseFile,
 ) -> list[CheckpointRecord]:
     """Commit changed marks of checkpoints and drop those that nothing keeps now; return what is left."""
     by_number = {record.number: record for record in (*checkpoints, *changed)}
-    kept = retained([by_number[number] for number in sorted(by_number)], keep)
-    left = {record.number for record in kept}
-    with catalog.write() as transaction:
-        for record in changed:
-            if record.number in left:
-                transaction.put_pieces(Kind.CHECKPOINT, record.number, record.to_bytes())
-        _drop_checkpoints(transaction, set(by_number) - left)
+    present = [by_number[number] for number in sorted(by_number)]
+    with dropping(present, keep, leases) as (kept, dropped):
+        if changed or dropped:
+            with catalog.write() as transaction:
+                for record in changed:
+                    if record.number not in dropped:
+                        transaction.put_pieces(Kind.CHECKPOINT, record.number, record.to_bytes())
+                _drop_checkpoints(transaction, dropped)
     return kept
 
 
@@ -108,14 +129,23 @@ def restore_catalog(
     checkpoints: Sequence[CheckpointRecord],
     target: CheckpointRecord,
     segments: Sequence[SegmentRecord],
+    leases: LeaseFile,
 ) -> tuple[StoreState, list[CheckpointRecord]]:
     """Commit that `target` is the newest checkpoint, and a new incarnation; return the new state and
-    checkpoints."""
+    checkpoints.
+
+    Raises: StateError if a reader has a lease of a later checkpoint; nothing has changed then.
+    """
     new_state = replace(state, incarnation=state.incarnation + 1)
     later = {record.number for record in checkpoints if record.epoch > target.epoch}
     # Also of checkpoints that were dropped since: a delta lives until it is folded.
     later_deltas = [head.number for head in delta_heads(catalog) if head.epoch > target.epoch]
-    with catalog.write() as transaction:
+    with leases.unread(later) as unread, catalog.write() as transaction:
+        if read := [record for record in checkpoints if record.number in later - unread]:
+            raise StateError(
+                f"checkpoint {read[-1].tag!r} (epoch {read[-1].epoch}) is later than {target.tag!r}, so restoring "
+                "would drop it, but a read-only store serves it; close that one first, nothing was restored"
+            )
         _drop_checkpoints(transaction, later)
         for number in later_deltas:
             delete_delta(transaction, number)

@@ -24,6 +24,7 @@ from mtrains.tiers.disk_budget import (
 from mtrains.tiers.environment import (
     DATA_FILE,
     LMDB_PAGE_BYTES,
+    close_environment,
     commit_error,
     is_full,
     open_environment,
@@ -31,7 +32,14 @@ from mtrains.tiers.environment import (
 )
 from mtrains.tiers.format_record import FORMAT_KEY, check_format
 
-__all__ = ["SEGMENT_PAGES", "LmdbSegmentContainer", "SegmentContainer", "segment_key"]
+__all__ = [
+    "SEGMENT_PAGES",
+    "UNCAPPED_MAP_BYTES",
+    "LmdbSegmentContainer",
+    "SegmentContainer",
+    "locate_segments",
+    "segment_key",
+]
 
 SEGMENT_PAGES = 256
 UNCAPPED_MAP_BYTES = 16 << 40
@@ -43,6 +51,21 @@ _FRAGMENT_PAGES = 2 * SEGMENT_PAGES
 def segment_key(segment_id: int) -> bytes:
     """Return the key of a segment; ids ascend, so nearly every append goes to the end of the tree."""
     return segment_id.to_bytes(8, "big")
+
+
+def locate_segments(data_path: Path, min_id: int = 0) -> NDArray[np.uint64]:
+    """Return [n, 2] of (id, file offset) of the segments with ids >= min_id in a data file, ascending.
+
+    REQUIRES: no other process commits, or the caller has a read transaction.
+    """
+    located = _native.locate_values(str(data_path), max(min_id, 1))  # 0 is the format record
+    wrong = located[:, 2] != _native.SEGMENT_BYTES
+    if wrong.any():
+        segment_id, _, size = (int(x) for x in located[wrong][0])
+        raise FormatError(
+            f"segment {segment_id} in {data_path} has {size} bytes, not {_native.SEGMENT_BYTES}"
+        )
+    return np.ascontiguousarray(located[:, :2])
 
 
 class SegmentContainer(Protocol):
@@ -97,7 +120,7 @@ class LmdbSegmentContainer:
         try:
             self._file = GrowingFile(self.data_path, budget)
         except TierIOError:
-            self._environment.close()
+            close_environment(self._environment)
             raise
         # Pages freed by the last transactions, which LMDB cannot reuse yet.
         self._resting_pages: deque[int] = deque([0] * _DELAY_COMMITS, maxlen=_DELAY_COMMITS)
@@ -114,14 +137,7 @@ class LmdbSegmentContainer:
         self._commit(segments, deletes)
 
     def locate(self, min_id: int = 0) -> NDArray[np.uint64]:
-        located = _native.locate_values(str(self.data_path), max(min_id, 1))  # 0 is the format record
-        wrong = located[:, 2] != _native.SEGMENT_BYTES
-        if wrong.any():
-            segment_id, _, size = (int(x) for x in located[wrong][0])
-            raise FormatError(
-                f"segment {segment_id} in {self.data_path} has {size} bytes, not {_native.SEGMENT_BYTES}"
-            )
-        return np.ascontiguousarray(located[:, :2])
+        return locate_segments(self.data_path, min_id)
 
     def drop_cache(self, offsets: Sequence[int]) -> None:
         header = LMDB_PAGE_BYTES * SEGMENT_PAGES - _native.SEGMENT_BYTES
@@ -162,7 +178,7 @@ class LmdbSegmentContainer:
 
     def close(self) -> None:
         if self._environment is not None:
-            self._environment.close()
+            close_environment(self._environment)
             self._environment = None
             self._file.close()
 
@@ -203,6 +219,7 @@ class LmdbSegmentContainer:
         rewrite: bytes | None = None,
     ) -> None:
         try:
+            self._open().reader_check()  # else the snapshot of a reader that was killed would stay
             with self._open().begin(write=True) as transaction:
                 # Two streams fill during a checkpoint, so the older one's last segment may come late.
                 cursor = transaction.cursor()

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import lmdb
 
@@ -15,10 +20,12 @@ __all__ = [
     "DATA_FILE",
     "LMDB_PAGE_BYTES",
     "check_library",
+    "close_environment",
     "commit_error",
     "environment_error",
     "is_full",
     "open_environment",
+    "shared_environment",
     "sync_error",
 ]
 
@@ -33,40 +40,110 @@ class _FailedSyncError(TierIOError):
     """The kernel may have let go of pages that it did not write: whatever the errno, nothing may go on."""
 
 
-def open_environment(
-    folder: Path, *, map_size: int, metasync: bool = True, readonly: bool = False, create: bool = False
-) -> lmdb.Environment:
-    """Open an environment of LMDB 0.9 with pages of 4,096 bytes. `readonly` touches no file, not even LMDB's
-    lock.
+class _Environments:
+    """The environments that this process has open. LMDB must not open one twice in a process: its locks would go
+    with the first that is closed."""
 
+    mutex: ClassVar[threading.RLock] = threading.RLock()  # of `opened`; held while one is opened, shared, or closed
+    opened: ClassVar[weakref.WeakValueDictionary[tuple[int, int], lmdb.Environment]] = (
+        weakref.WeakValueDictionary()
+    )  # by (device, inode) of the data file
+
+    @classmethod
+    def forget_parent(cls) -> None:
+        """In a forked child: a thread of the parent that held the mutex is not there to let it go."""
+        cls.mutex = threading.RLock()
+        cls.opened = weakref.WeakValueDictionary()
+
+
+os.register_at_fork(after_in_child=_Environments.forget_parent)
+
+
+def open_environment(
+    folder: Path,
+    *,
+    map_size: int,
+    metasync: bool = True,
+    readonly: bool = False,
+    lock: bool | None = None,
+    create: bool = False,
+) -> lmdb.Environment:
+    """Open an environment of LMDB 0.9 with pages of 4,096 bytes; close it by `close_environment`.
+
+    lock: whether its readers and a writer in other processes know of each other; by default not if `readonly`, which
+    then touches no file, not even LMDB's lock.
     Raises: TierIOError, FormatError (not an environment, or one of another library).
     """
     if not create and not (folder / DATA_FILE).is_file():
         raise FormatError(f"{folder / DATA_FILE} is missing; {_remedy(folder)}")
-    if not readonly:
-        _allocate_lock_file(folder / "lock.mdb")
-    try:
-        environment = lmdb.open(
-            str(folder),
-            map_size=map_size,
-            metasync=metasync,
-            readonly=readonly,
-            lock=not readonly,
-            create=create,
-            readahead=False,
-            meminit=metasync,
-            lib_version=0,
-        )
-    except lmdb.Error as error:
-        raise environment_error(error, f"opening {folder}") from error
-    page_bytes = check_library(environment, str(folder))
-    size, needed = (folder / DATA_FILE).stat().st_size, (environment.info()["last_pgno"] + 1) * page_bytes
-    if size < needed:  # a read of the map beyond the end would be SIGBUS
-        environment.close()
-        raise FormatError(f"{folder / DATA_FILE} has {size} bytes of {needed}; {_remedy(folder)}")
+    with _Environments.mutex:
+        if not readonly:
+            _allocate_lock_file(folder / "lock.mdb")
+        try:
+            environment = lmdb.open(
+                str(folder),
+                map_size=map_size,
+                metasync=metasync,
+                readonly=readonly,
+                lock=not readonly if lock is None else lock,
+                create=create,
+                readahead=False,
+                meminit=metasync,
+                lib_version=0,
+            )
+        except lmdb.Error as error:
+            raise environment_error(error, f"opening {folder}") from error
+        try:
+            _check_environment(environment, folder)
+        except BaseException:
+            environment.close()
+            raise
+        _Environments.opened[_identity(folder)] = environment
     if not readonly:
         environment.reader_check()
     return environment
+
+
+def close_environment(environment: lmdb.Environment) -> None:
+    """Close it, once nobody in this process shares it."""
+    with _Environments.mutex:
+        for key, opened in list(_Environments.opened.items()):
+            if opened is environment:
+                del _Environments.opened[key]
+        environment.close()
+
+
+@contextmanager
+def shared_environment(folder: Path, *, map_size: int) -> Iterator[lmdb.Environment]:
+    """Have an environment open to read, beside a writer of this process or another, for a short while.
+
+    Other threads of this process open and close none meanwhile. Raises: as open_environment.
+    """
+    with _Environments.mutex:
+        if not (folder / DATA_FILE).is_file():
+            raise FormatError(f"{folder / DATA_FILE} is missing; {_remedy(folder)}")
+        present = _Environments.opened.get(_identity(folder))
+        if present is not None:
+            yield present
+            return
+        environment = open_environment(folder, map_size=map_size, readonly=True, lock=True)
+        try:
+            yield environment
+        finally:
+            close_environment(environment)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = os.stat(folder / DATA_FILE)
+    return status.st_dev, status.st_ino
+
+
+def _check_environment(environment: lmdb.Environment, folder: Path) -> None:
+    page_bytes = check_library(environment, str(folder))
+    needed = (environment.info()["last_pgno"] + 1) * page_bytes  # before the size, which grows ahead of it
+    size = (folder / DATA_FILE).stat().st_size
+    if size < needed:  # a read of the map beyond the end would be SIGBUS
+        raise FormatError(f"{folder / DATA_FILE} has {size} bytes of {needed}; {_remedy(folder)}")
 
 
 def check_library(environment: lmdb.Environment, what: str) -> int:

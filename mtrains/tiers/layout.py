@@ -19,7 +19,7 @@ from mtrains.errors import FormatError, StateError, TierIOError
 from mtrains.tiers.catalog_records import StoreState, encode
 from mtrains.tiers.commit_points import CommitPoint, PassedPoint, pass_silently
 from mtrains.tiers.disk_budget import MIN_CAP_BYTES
-from mtrains.tiers.environment import DATA_FILE, environment_error, open_environment
+from mtrains.tiers.environment import DATA_FILE, close_environment, environment_error, open_environment
 from mtrains.tiers.filesystem import FULL_ERRORS, free_bytes, sync_folder
 from mtrains.tiers.format_record import FORMAT_KEY, FORMAT_VERSION
 from mtrains.tiers.records import Kind, key_of, seal_value
@@ -49,6 +49,10 @@ class StoreLayout:
         return self.folder / "rows.lmdb"
 
     @property
+    def leases(self) -> Path:
+        return self.folder / "leases"
+
+    @property
     def data_files(self) -> tuple[Path, Path]:
         """The files whose allocated bytes count."""
         return self.rows / DATA_FILE, self.catalog / DATA_FILE
@@ -70,6 +74,19 @@ class StoreLayout:
     def exists(self) -> bool:
         """Return True if the store was created to the end."""
         return self.description.is_file()
+
+    def require(self) -> str:
+        """Return the uuid of a store that is there already. Raises: StateError if there is none, FormatError."""
+        if not self.folder.exists():
+            raise StateError(f"{self.folder} is not a store: it does not exist")
+        if not self.folder.is_dir():
+            raise StateError(f"{self.folder} is not a store: it is a file, and a store is a folder")
+        if not self.exists():
+            raise StateError(
+                f"{self.folder} is not a store: it has no store.json, which is written when a store was created to "
+                "the end"
+            )
+        return self.check()
 
     def create(self, seed: int, passed: PassedPoint = pass_silently) -> None:
         """Create an empty store under its lock; of a creation that a crash ended, remove what is left first.
@@ -146,7 +163,7 @@ class StoreLayout:
                 "store.json from a backup, or "
                 "remove the folder"
             )
-        for folder in (self.rows, self.catalog, self.folder / "leases"):
+        for folder in (self.rows, self.catalog, self.leases):
             shutil.rmtree(folder, ignore_errors=True)
         self.description.with_suffix(".json.tmp").unlink(missing_ok=True)
 
@@ -170,9 +187,12 @@ def holds_checkpoints(catalog: Path) -> bool:
         environment = open_environment(catalog, map_size=_CREATION_MAP_BYTES, readonly=True)
     except (FormatError, TierIOError):
         return False
-    with environment, environment.begin() as transaction, transaction.cursor() as cursor:
-        found = cursor.set_range(key_of(Kind.CHECKPOINT))
-        return bool(found) and cursor.key()[0] == Kind.CHECKPOINT
+    try:
+        with environment.begin() as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(key_of(Kind.CHECKPOINT))
+            return bool(found) and cursor.key()[0] == Kind.CHECKPOINT
+    finally:
+        close_environment(environment)
 
 
 def _commit_and_close(environment: lmdb.Environment, records: dict[bytes, bytes]) -> None:
@@ -184,4 +204,4 @@ def _commit_and_close(environment: lmdb.Environment, records: dict[bytes, bytes]
     except lmdb.Error as error:
         raise environment_error(error, f"creating {environment.path()}") from error
     finally:
-        environment.close()
+        close_environment(environment)

@@ -32,34 +32,42 @@ class StoreLock:
         opened."""
         self._descriptor = -1
         self._pid = os.getpid()
-        with self._mutex:
-            self._take(folder)
+        if not self._take(folder):
+            raise StateError(
+                f"the store {folder} is open already, in this process or another; close it there first, or read it "
+                "meanwhile with read_only=True"
+            )
 
-    def _take(self, folder: Path) -> None:
+    @classmethod
+    def if_free(cls, folder: Path) -> StoreLock | None:
+        """Return the lock, taken, or None if anyone holds it. Raises: TierIOError if the file cannot be opened."""
+        lock = cls.__new__(cls)
+        lock._descriptor, lock._pid = -1, os.getpid()
+        return lock if lock._take(folder) else None
+
+    def _take(self, folder: Path) -> bool:
         path = folder / "lock"
-        in_use = StateError(
-            f"the store {folder} is open already, in this process or another; close it there first "
-            "(a store has one user at a time)"
-        )
-        try:
-            present = os.stat(path)
-        except FileNotFoundError:
-            present = None
-        if present is not None and self._held.get((present.st_dev, present.st_ino)) == os.getpid():
-            raise in_use
-        descriptor = _open_lock_file(path)
-        try:
-            kind = fcntl.LOCK_EX if _writable(descriptor) else fcntl.LOCK_SH
-            fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise in_use from None
-            raise TierIOError(error.errno, f"cannot lock {path}") from None
-        status = os.fstat(descriptor)
-        self._key = (status.st_dev, status.st_ino)
-        self._held[self._key] = self._pid
-        self._descriptor = descriptor
+        with self._mutex:
+            try:
+                present = os.stat(path)
+            except FileNotFoundError:
+                present = None
+            if present is not None and self._held.get((present.st_dev, present.st_ino)) == os.getpid():
+                return False
+            descriptor = _open_lock_file(path)
+            try:
+                kind = fcntl.LOCK_EX if _writable(descriptor) else fcntl.LOCK_SH
+                fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    return False
+                raise TierIOError(error.errno, f"cannot lock {path}") from None
+            status = os.fstat(descriptor)
+            self._key = (status.st_dev, status.st_ino)
+            self._held[self._key] = self._pid
+            self._descriptor = descriptor
+        return True
 
     def release(self) -> None:
         """Let the lock go; a second call, or one in a forked child, does nothing."""

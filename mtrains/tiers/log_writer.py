@@ -61,6 +61,7 @@ class WriterContext:
     tables: Callable[[], Sequence[TableRecord]]
     closing_meta: Callable[[int], bytes | None]  # meta bytes of the segment that closes an epoch
     background: Callable[[], bool]  # one bounded step of work that nobody waits for; False if there is none
+    let_go: Callable[[], bool]  # drops checkpoints whose readers have gone; whether there was any
     clock: Callable[[], float]
     passed: PassedPoint
 
@@ -335,6 +336,7 @@ class LogWriter:
         """
         left = sorted(segments, key=lambda segment: not self._is_checkpoint([segment]))
         try:
+            self._context.let_go()
             while self._delete_due():
                 pass
             self._container.age()

@@ -15,7 +15,7 @@ import lmdb
 from mtrains import _native
 from mtrains.errors import MtrainsError, StateError
 from mtrains.tiers.catalog import Catalog
-from mtrains.tiers.catalog_records import CheckpointRecord, TableCut, TableRecord, is_needed
+from mtrains.tiers.catalog_records import CheckpointRecord, TableCut, TableRecord, is_needed, retained
 from mtrains.tiers.chain import Chain, ChainConfig
 from mtrains.tiers.checkpoint import (
     CheckpointDraft,
@@ -35,6 +35,7 @@ from mtrains.tiers.fold import Fold, base_bytes, foldable
 from mtrains.tiers.gc import packed_share
 from mtrains.tiers.jobs import Ticket
 from mtrains.tiers.layout import StoreLayout
+from mtrains.tiers.leases import LeaseFile
 from mtrains.tiers.loading import add_table, load_engine
 from mtrains.tiers.lock import StoreLock
 from mtrains.tiers.log_writer import LogWriter, WriterContext, WriterCounters
@@ -120,6 +121,8 @@ class Session:
         if not layout.exists():
             layout.create(options.seed, options.passed)
         uuid = layout.check()
+        self.leases = LeaseFile(layout.leases)
+        self._closing.append(self.leases.close)
         self.chain = Chain(options.chain, layout.folder)
         self._closing.append(self.chain.close)
         self.budget = DiskBudget(options.cap_bytes, (*layout.data_files, *self.chain.disk_files))
@@ -167,7 +170,8 @@ class Session:
             retained_epochs=lambda: [record.epoch for record in self.checkpoints],
             tables=lambda: self.tables,
             closing_meta=lambda epoch: self._closing_metas.pop(epoch, None),
-            background=self._fold_step,
+            background=lambda: self._let_go() or self._fold_step(),
+            let_go=self._let_go,
             clock=time.monotonic,
             passed=self.options.passed,
         )
@@ -341,7 +345,7 @@ class Session:
     def _restore_catalog(self, target: CheckpointRecord) -> None:
         self.options.passed(CommitPoint.RESTORE_BEGUN)
         segments = read_segments(self.catalog)
-        restore_catalog(self.catalog, self.state, self.checkpoints, target, segments)
+        restore_catalog(self.catalog, self.state, self.checkpoints, target, segments, self.leases)
         self.options.passed(CommitPoint.RESTORE_COMMITTED)
 
     def _commit(self, draft: CheckpointDraft) -> CheckpointRecord:
@@ -357,6 +361,7 @@ class Session:
             checkpoints=self.checkpoints,
             stored_tables=self.stored_tables,
             keep=self.options.keep,
+            leases=self.leases,
         )
         passed(CommitPoint.CHECKPOINT_COMMITTED)
         self.checkpoints = tuple(kept)
@@ -368,12 +373,26 @@ class Session:
         return draft.record
 
     def _change(self, changed: Sequence[CheckpointRecord]) -> None:
-        self.checkpoints = tuple(
-            change_checkpoints(self.catalog, self.checkpoints, changed, self.options.keep)
-        )
+        kept = change_checkpoints(self.catalog, self.checkpoints, changed, self.options.keep, self.leases)
+        self.checkpoints = tuple(kept)
         self.options.passed(CommitPoint.MARKS_CHANGED)
         self._fold_due = True
         self.writer.poke()
+
+    def _let_go(self) -> bool:
+        """Drop the checkpoints that only readers kept and none reads any more; whether there was any."""
+        before = self.checkpoints
+        if len(retained(before, self.options.keep)) == len(before):
+            return False
+        try:
+            kept = change_checkpoints(self.catalog, before, (), self.options.keep, self.leases)
+        except MtrainsError as error:
+            if not is_full(error):
+                raise
+            return False  # again at the next turn
+        self.checkpoints = tuple(kept)
+        self._fold_due = self._fold_due or kept != list(before)
+        return kept != list(before)
 
     def _close_epoch(self, draft: CheckpointDraft) -> None:
         """Seal what is filling in the checkpoint's streams; the last segment says what the catalog will."""
