@@ -338,7 +338,7 @@ def _check_single_process(lookup: PooledLookup) -> None:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return
-    if lookup._store.distributed != "local":
+    if lookup._store.distributed != "local" and not lookup._store.read_only:
         raise StateError(
             f"training a table with torch.distributed of {distributed.get_world_size()} processes: each "
             "process would train its own copy of the rows and they would diverge; pass "

@@ -71,7 +71,7 @@ def load_reference(table: Table, reference: torch.Tensor, error_msgs: list[str],
         error_msgs.append(load.message)
         return
     del _LOADS[store]
-    store.restore(load.epoch)
+    store.load_epoch(load.epoch)
 
 
 class _Load:

@@ -28,21 +28,24 @@ from mtrains.tiers.catalog_records import CheckpointRecord
 from mtrains.tiers.chain import ChainConfig
 from mtrains.tiers.digest import digest_rows
 from mtrains.tiers.jobs import Ticket
+from mtrains.tiers.reader_session import ReaderOptions, ReaderSession
 from mtrains.tiers.session import Session, SessionOptions, open_session
 from mtrains.transfer.export import ExportOptions, Progress, export_store
 from mtrains.units import parse_bytes
 
 __all__ = ["Checkpoint", "OptimizerBinding", "Store", "StoreStats", "Table"]
 
+DEFAULT_KEEP = 2
 IO_ENGINES = ("auto", "uring", "pread", "mmap")
 
 
 class Store:
     """Rows of embedding tables in a chain of tiers, HBM > DRAM > SCM, over a log on disk; a context manager.
 
-    One process opens a store at a time. Passes of modules and optimizers may run in several threads, one
-    after another. After kill -9 or power loss a store opens at its last checkpoint. A store is not for forked
-    children (DataLoader workers): every call raises StateError there, and the parent is unharmed.
+    One process trains a store at a time; others read it meanwhile (`read_only=True`, docs/serving.md). Passes of
+    modules and optimizers may run in several threads, one after another. After kill -9 or power loss a store opens
+    at its last checkpoint. A store is not for forked children (DataLoader workers): every call raises StateError
+    there, and the parent is unharmed.
 
     A full disk or `ssd=` makes a pass that needs room raise TierIOError (ENOSPC), and checkpoint() and flush()
     CapacityError or TierIOError; nothing is lost, and all goes on once there is room. After any other failed
@@ -62,7 +65,7 @@ class Store:
         plan: object = None,
         read_only: bool = False,
         io_engine: str = "auto",
-        keep: int = 2,
+        keep: int = DEFAULT_KEEP,
         distributed: str | None = None,
         on_optimizer_change: Literal["error", "reset"] = "error",
     ) -> None:
@@ -81,7 +84,11 @@ class Store:
             seed: of initial values; None takes torch.initial_seed() for a new store. A store keeps its seed
             for life.
             io_engine: "uring", "pread", "mmap", or "auto", the first of these that works here.
-            keep: checkpoints that are kept, the last ones, beside those that a state_dict holds.
+            read_only: serve the last committed checkpoint of an existing store, which another process may be
+            training; `refresh()` moves on. Needs no optimizer, takes no lock of the store, changes nothing. `seed`,
+            if given, must be the store's; `scm`, `ssd`, `keep` and `on_optimizer_change` are refused.
+            keep: checkpoints that are kept, the last ones, beside those that a state_dict holds or a read-only
+            store serves.
             distributed: "local" says that each process of torch.distributed is meant to train rows of its own.
             on_optimizer_change: what attaching another kind of optimizer to a table does: "error", or "reset"
             its state.
@@ -90,10 +97,9 @@ class Store:
             another version. CapacityError: `ssd` is too small. TierIOError: the disk failed.
             NotImplementedError: an option that this version does not have.
         """
-        self._session: Session | None = None
+        self._session: Session | ReaderSession | None = None
         _refuse_later_options(
             plan=plan,
-            read_only=read_only,
             distributed=None if distributed == "local" else distributed,
         )
         self._distributed = distributed
@@ -113,22 +119,26 @@ class Store:
         self._reset_optimizers = (
             _one_of("on_optimizer_change", on_optimizer_change, ("error", "reset")) == "reset"
         )
+        if read_only:
+            _check_read_only(
+                path, options, ssd=ssd, keep=keep, reset_optimizers=self._reset_optimizers
+            )
         self._pid = os.getpid()
         self.path = None if path is None else Path(path)
         folder = Path(tempfile.mkdtemp(prefix="mtrains-")) if self.path is None else self.path
         temporary = folder if self.path is None else None
         try:
-            session = open_session(folder, options)
+            session = _open_to_read(folder, options) if read_only else open_session(folder, options)
         except BaseException:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
         self._finalizer = weakref.finalize(self, _close_session, session, temporary)
-        if seed is not None and session.state.seed != seed:
+        stored_seed = session.state.seed
+        if seed is not None and stored_seed != seed:
             self._finalizer()
             raise StateError(
-                f"the store {folder} has seed {session.state.seed}, not {seed}; leave seed out, or "
-                "create another store"
+                f"the store {folder} has seed {stored_seed}, not {seed}; leave seed out, or create another store"
             )
         self._session = session
         self._device, self._on_device = session.chain.device, session.chain.on_device
@@ -136,7 +146,7 @@ class Store:
         self._running: Ticket[CheckpointRecord] | None = None
         self._registry = TableRegistry(self, session)
         self._stored_versions = self._registry.versions()
-        self.generation = 0  # +1 at every restore
+        self.generation = 0  # +1 at every restore, and when a read-only store moves on
         follow_num_threads(self)
 
     # --- what it is
@@ -153,8 +163,8 @@ class Store:
 
     @property
     def read_only(self) -> bool:
-        """False: this version opens stores to write."""
-        return False
+        """Whether it serves a checkpoint and can change nothing."""
+        return isinstance(self._open(), ReaderSession)
 
     @property
     def distributed(self) -> str | None:
@@ -178,7 +188,7 @@ class Store:
 
     @property
     def engine(self) -> _native.Engine:
-        """The native engine; valid until restore() or close()."""
+        """The native engine; valid until restore(), refresh() or close()."""
         return self._open().engine
 
     def check_open(self) -> None:
@@ -186,10 +196,9 @@ class Store:
         self._open()
 
     def check_writable(self) -> None:
-        """Raises: StateError as `check_open`, and after a failed write (it names the first error)."""
-        writer = self._open().writer
-        if writer.error is not None:
-            raise writer.final_error()
+        """Raises: StateError as `check_open`, if it is read-only, and after a failed write (it names the first
+        error)."""
+        self._writable()
 
     # --- tables
 
@@ -197,10 +206,12 @@ class Store:
         """Return the table of this specification: the stored one, or a new one, which the next checkpoint
         stores.
 
-        Raises: StateError if a table of this name has another shape, dtype, init, padding_idx or mode.
+        Raises: StateError if a table of this name has another shape, dtype, init, padding_idx or mode, or a read-only
+        store has none of this name.
         """
         with self._lock:
-            self.check_writable()
+            if not self.read_only:
+                self.check_writable()
             return self._registry.add(spec)
 
     def tables(self, names: Sequence[str] | None = None) -> list[Table]:
@@ -260,7 +271,10 @@ class Store:
                 self._settle()
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Return the committed checkpoints, oldest first. The tag of one that a state_dict made is None."""
+        """Return the committed checkpoints, oldest first. The tag of one that a state_dict made is None.
+
+        Of a read-only store: those up to the served one, the last, as they were when it moved there.
+        """
         session = self._open()
         return [self._public(record) for record in session.checkpoints]
 
@@ -269,13 +283,12 @@ class Store:
         dropped.
 
         A checkpoint that is still being written is waited for. Raises: StateError naming the tags if there is
-        none such.
+        none such, or if a read-only store serves a later one; nothing has changed then.
         """
         with self._lock:
-            self.check_writable()
+            session = self._writable()
             self._settle()
             target = self._find(tag)
-            session = self._open()
             session.restore(target)
             self._registry.restored()
             self._stored_versions = self._registry.versions()
@@ -296,12 +309,14 @@ class Store:
     def hold_epoch(self) -> int:
         """Return the epoch of a checkpoint with the present rows, which is kept until `release(epoch)`.
 
-        Commits one if anything changed since the last.
+        Commits one if anything changed since the last. A read-only store returns the epoch that it serves, which is
+        kept while it does.
         """
         with self._lock:
-            self.check_writable()
+            if self.read_only:
+                return self._open().checkpoints[-1].epoch
+            session = self._writable()
             self._settle()
-            session = self._open()
             if self._changed() or self._registry.has_unstored():
                 self._begin(None, None, b"", pinned=True)
                 self._settle()
@@ -315,9 +330,40 @@ class Store:
         Raises: CapacityError or TierIOError if there is no room; rows stay in memory then.
         """
         with self._lock:
-            self.check_writable()
+            session = self._writable()
             self._settle()
-            self._open().flush().wait()
+            session.flush().wait()
+
+    # --- a read-only store
+
+    def refresh(self) -> Checkpoint:
+        """Have a read-only store serve the newest committed checkpoint; return that.
+
+        Call it between lookups. `generation` tells whether rows changed. After an error it serves what it did.
+        Raises: StateError if the store is not read-only, or another is at its path by now.
+        """
+        with self._lock:
+            reader = self._reader("refresh()")
+            self._moved(reader, reader.refresh())
+            return self._public(reader.served)
+
+    def load_epoch(self, epoch: int) -> None:
+        """Have the rows of the checkpoint of this epoch: by `restore`, or, read-only, by serving that one.
+
+        Raises: StateError if it is not there.
+        """
+        with self._lock:
+            if self.read_only:
+                reader = self._reader("load_epoch()")
+                self._moved(reader, reader.go_to(epoch))
+            else:
+                self.restore(epoch)
+
+    def _moved(self, reader: ReaderSession, moved: bool) -> None:
+        if moved:
+            self._registry.refreshed()
+            self.generation += 1
+            reader.engine.set_num_threads(get_num_threads())
 
     # --- reading
 
@@ -372,7 +418,7 @@ class Store:
             if session is None:
                 return
             try:
-                if not session.closed and session.writer.error is None:
+                if isinstance(session, Session) and not session.closed and session.writer.error is None:
                     self._settle()
                     if self.path is not None and self._changed():
                         print(
@@ -395,11 +441,13 @@ class Store:
 
     def __repr__(self) -> str:
         state = "closed" if self._session is None else "open"
+        if isinstance(self._session, ReaderSession):
+            state += " read-only"
         return f"Store({str(self.path) if self.path else 'temporary'!r}, {state})"
 
     # --- inside
 
-    def _open(self) -> Session:
+    def _open(self) -> Session | ReaderSession:
         if os.getpid() != self._pid:
             raise StateError(
                 "this store was opened in the parent process and cannot be used in a forked child; "
@@ -412,8 +460,27 @@ class Store:
             raise StateError("the store is closed, because restore() failed; open it again")
         return self._session
 
-    def _begin(self, tag: str | int | None, step: int | None, extra: bytes, *, pinned: bool) -> None:
+    def _writable(self) -> Session:
         session = self._open()
+        if isinstance(session, ReaderSession):
+            raise StateError(
+                f"the store {self.path} is open read-only, so nothing in it can be changed; the process that opened it "
+                "without read_only= trains it"
+            )
+        if session.writer.error is not None:
+            raise session.writer.final_error()
+        return session
+
+    def _reader(self, call: str) -> ReaderSession:
+        session = self._open()
+        if not isinstance(session, ReaderSession):
+            raise StateError(
+                f"{call} is for a store that was opened with read_only=True; this one has the present rows"
+            )
+        return session
+
+    def _begin(self, tag: str | int | None, step: int | None, extra: bytes, *, pinned: bool) -> None:
+        session = self._writable()
         session.prepare_checkpoint()
         versions = self._registry.versions()
         cuts = self._registry.cuts()
@@ -463,7 +530,14 @@ def _has_tag(tag: str | int) -> Callable[[CheckpointRecord], bool]:
     return lambda record: type(record.tag) is type(tag) and record.tag == tag
 
 
-def _close_session(session: Session, temporary: Path | None) -> None:
+def _open_to_read(folder: Path, options: SessionOptions) -> ReaderSession:
+    return ReaderSession(
+        folder,
+        ReaderOptions(chain=options.chain, io_engine=options.io_engine, num_threads=options.num_threads),
+    )
+
+
+def _close_session(session: Session | ReaderSession, temporary: Path | None) -> None:
     if os.getpid() != session.pid:
         session.abandon()
         return
@@ -476,6 +550,27 @@ def _refuse_later_options(**given: object) -> None:
     for name, value in given.items():
         if value not in (0, None, False):
             raise NotImplementedError(f"Store({name}={value!r}): this version has no {name}; leave it out")
+
+
+def _check_read_only(
+    path: str | os.PathLike[str] | None,
+    options: SessionOptions,
+    *,
+    ssd: object,
+    keep: int,
+    reset_optimizers: bool,
+) -> None:
+    if path is None:
+        raise ValueError("Store(read_only=True) reads a store that is there: name its folder")
+    given = {"ssd": ssd is not None, "keep": keep != DEFAULT_KEEP, "on_optimizer_change": reset_optimizers}
+    for name in (name for name, is_given in given.items() if is_given):
+        raise ValueError(
+            f"{name}= has no meaning for Store(read_only=True), which writes nothing; leave it out"
+        )
+    if options.chain.scm is not None:
+        raise ValueError(
+            "scm= may lie in the folder of the store, where Store(read_only=True) writes nothing; raise dram= instead"
+        )
 
 
 def _checked_seed(seed: int | None) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from mtrains import _native
 from mtrains.tiers.chain import SLOT_TIERS
 from mtrains.tiers.gc import disk_use
+from mtrains.tiers.reader_session import ReaderSession
 from mtrains.tiers.session import Session
 
 __all__ = ["StoreStats", "collect_stats"]
@@ -51,7 +52,7 @@ class StoreStats:
         return asdict(self)
 
 
-def collect_stats(session: Session) -> StoreStats:
+def collect_stats(session: Session | ReaderSession) -> StoreStats:
     """Return the statistics of an open session."""
     engine, writer = session.engine, session.writer_counters()
     counters = engine.stats()

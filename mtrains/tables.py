@@ -19,6 +19,7 @@ from mtrains.tiers.catalog_records import (
 )
 from mtrains.tiers.digest import DigestTable
 from mtrains.tiers.jobs import Ticket
+from mtrains.tiers.reader_session import ReaderSession
 from mtrains.tiers.session import Session
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class TableRegistry:
 
     _NUMBERED: ClassVar[str] = "table_{}"
 
-    def __init__(self, store: Store, session: Session) -> None:
+    def __init__(self, store: Store, session: Session | ReaderSession) -> None:
         self._store = weakref.ref(store)
         self._session = session
         self.tables: list[Table] = []
@@ -108,9 +109,7 @@ class TableRegistry:
         self._bound_spec: set[str] = (
             set()
         )  # names whose spec a caller gave; the catalog knows no mode and no features
-        for number, record in enumerate(session.tables):
-            self._register(Table(record.name, record.spec(), number, self._store))
-        self.restored()
+        self.refreshed()
 
     def _register(self, table: Table) -> Table:
         self.tables.append(table)
@@ -137,11 +136,12 @@ class TableRegistry:
         record = TableRecord.of(spec)
         table = self._by_name.get(spec.name)
         if table is None:
+            session = self._writer_session(spec.name)
             if len(spec.name.encode()) > _MAX_NAME_BYTES:
                 raise ValueError(
                     f"a table's name has at most {_MAX_NAME_BYTES} bytes, got {len(spec.name.encode())}"
                 )
-            number = self._session.add_table(record)
+            number = session.add_table(record)
             self._bound_spec.add(spec.name)
             return self._register(Table(spec.name, spec, number, self._store))
         differences = self._session.tables[table.number].differences(record)
@@ -157,6 +157,15 @@ class TableRegistry:
             table.spec = spec
             self._bound_spec.add(spec.name)
         return table
+
+    def _writer_session(self, name: str) -> Session:
+        if isinstance(self._session, ReaderSession):
+            names = ", ".join(repr(table.name) for table in self.tables) or "none"
+            raise StateError(
+                f"the store {self._session.layout.folder} is open read-only and its checkpoint has no table "
+                f"{name!r}; its tables are: {names}"
+            )
+        return self._session
 
     def bind(
         self,
@@ -179,7 +188,8 @@ class TableRegistry:
                 "open the store "
                 'with on_optimizer_change="reset" to begin with fresh state'
             )
-        self._session.add_layout(table.number, sum(count for _, count in fields), initial_state)
+        session = self._writer_session(table.name)
+        session.add_layout(table.number, sum(count for _, count in fields), initial_state)
         table.optimizer = OptimizerBinding(kind, fields, initial_state)
         return table.optimizer
 
@@ -212,6 +222,12 @@ class TableRegistry:
                     optimizer.kind, optimizer.fields, optimizer.initial_state, optimizer.step
                 )
 
+    def refreshed(self) -> None:
+        """Take over the tables of the session, which may be more than before, and their bindings."""
+        for number, record in enumerate(self._session.tables[len(self.tables) :], len(self.tables)):
+            self._register(Table(record.name, record.spec(), number, self._store))
+        self.restored()
+
     def versions(self) -> dict[int, int]:
         """Return the engine's version of each table that changed since it was opened; it grows when a row
         changes."""
@@ -238,10 +254,12 @@ class TableRegistry:
 
     def pin(self, record: CheckpointRecord) -> Ticket[None]:
         """Keep a checkpoint until it is released by epoch."""
+        assert isinstance(self._session, Session)
         return self._session.change_checkpoints([record.marked(pinned=True)])
 
     def release(self, record: CheckpointRecord, *, by_tag: str | int) -> Ticket[None]:
         """Let go of a checkpoint's tag, or of its pin if it was named by epoch."""
         named_by_tag = type(record.tag) is type(by_tag) and record.tag == by_tag
         changed = record.marked(released=True) if named_by_tag else record.marked(pinned=False)
+        assert isinstance(self._session, Session)
         return self._session.change_checkpoints([changed])

@@ -333,12 +333,17 @@ def test_a_billion_rows_take_disk_only_for_what_is_touched(tmp_path):
 def test_options_of_later_versions_are_refused_by_name():
     for option in (
         {"plan": "x"},
-        {"read_only": True},
         {"distributed": 1},
     ):
         with pytest.raises(NotImplementedError, match=next(iter(option))):
             Store(**option)
-    for option in ({"io_engine": "aio"}, {"keep": 0}, {"dram": "much"}, {"on_optimizer_change": "ask"}):
+    for option in (
+        {"io_engine": "aio"},
+        {"keep": 0},
+        {"read_only": True},
+        {"dram": "much"},
+        {"on_optimizer_change": "ask"},
+    ):
         with pytest.raises(ValueError, match=r"."):
             Store(**option)
 
@@ -382,11 +387,17 @@ def test_two_processes_and_two_openers_of_one_process(tmp_path):
             [sys.executable, "-c", OPEN, "s"], capture_output=True, text=True, check=True, cwd=tmp_path
         )
         assert other.stdout.startswith("StateError the store")
-        for call in (Store, inspect_store, verify_store):
-            with pytest.raises(StateError, match="open already"):
-                call(tmp_path / "s")
+        with pytest.raises(StateError, match="open already"):
+            Store(tmp_path / "s")
+        with pytest.raises(StateError, match="open already"):
+            verify_store(tmp_path / "s", rebuild=True)
+        with pytest.raises(StateError, match="no checkpoint yet"):
+            verify_store(tmp_path / "s")
+        assert inspect_store(tmp_path / "s")["in_use"]
         write(store, table, [1], 1)
         store.checkpoint("x")
+        assert verify_store(tmp_path / "s") == []
+        assert [c["tag"] for c in inspect_store(tmp_path / "s")["checkpoints"]] == ["x"]
     Store(tmp_path / "s").close()
 
 

@@ -29,7 +29,7 @@ def export(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the rows of the last checkpoint to files of other libraries.
+    """Write the rows of the last checkpoint to files of other libraries; the store may be trained meanwhile.
 
     One table that is named goes to a file as "weight", several as "NAME.weight". Untouched rows have their initial
     values, so the size is that of the whole table.
@@ -38,16 +38,12 @@ def export(
 
     from mtrains.cli.export_progress import export_progress
     from mtrains.cli.render import print_json
-    from mtrains.errors import StateError
     from mtrains.specs import DTYPES
     from mtrains.store import Store
-    from mtrains.tiers.layout import StoreLayout
     from mtrains.transfer.export import ExportOptions, export_store, export_table, is_file_path
     from mtrains.units import format_bytes
 
-    if not StoreLayout(Path(store)).exists():
-        raise StateError(f"{store} is not a store (it has no store.json)")
-    with Store(store) as opened, export_progress() as progress:
+    with Store(store, read_only=True) as opened, export_progress() as progress:
         tables = opened.tables(table or None)
         options = ExportOptions(
             optimizer_state=optimizer_state, dtype=DTYPES[dtype] if dtype else None, progress=progress

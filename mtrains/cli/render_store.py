@@ -17,6 +17,9 @@ from mtrains.units import format_bytes
 __all__ = ["print_store", "store_report"]
 
 
+_MARKS = {"pinned": "held by a state_dict", "leased": "read by a read-only store"}
+
+
 def print_store(contents: Mapping[str, Any], console: Console | None = None) -> None:
     """Write what `inspect_store` returned to standard output, or to the given console."""
     (console or output_console()).print(store_report(contents))
@@ -33,6 +36,8 @@ def store_report(contents: Mapping[str, Any]) -> RenderableType:
         ("disk", f"{format_bytes(disk['total'])}: {', '.join(parts)}"),
         ("segments", f"{contents['segments']:,}: {', '.join(segments)}"),
     ]
+    if contents["in_use"]:
+        lines.insert(1, ("state", "open in a process that may be training it; as its last commit says"))
     heading = Text("\n".join(f"{name:<10} {value}" for name, value in lines))
     return Group(heading, Text(), _tables(contents["tables"]), _checkpoints(contents["checkpoints"]))
 
@@ -71,6 +76,6 @@ def _checkpoints(checkpoints: Sequence[Mapping[str, Any]]) -> RenderableType:
             "-" if entry["step"] is None else f"{entry['step']:,}",
             format_bytes(entry["extra_bytes"]),
             created.strftime("%Y-%m-%d %H:%M:%S"),
-            "held by a state_dict" if entry["pinned"] else "",
+            ", ".join(mark for key, mark in _MARKS.items() if entry[key]),
         )
     return table

@@ -16,16 +16,26 @@ def verify(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check every block, header and catalog value of a store; exit 1 and name what is wrong."""
-    from mtrains.cli.render import print_json
-    from mtrains.tiers.verify import verify_store
+    """Check every block, header and catalog value of a store; exit 1 and name what is wrong.
 
-    problems = verify_store(store, rebuild=rebuild)
+    Of a store that is being trained, the newest checkpoint and the catalog are checked; the training does not wait.
+    """
+    from mtrains.cli.render import print_json
+    from mtrains.tiers.verify import check_store
+
+    verdict = check_store(store, rebuild=rebuild)
+    problems, served = verdict.problems, verdict.served
     if json:
-        print_json({"store": store, "ok": not problems, "problems": problems})
+        checked = {} if served is None else {"only_checkpoint": {"tag": served.tag, "epoch": served.epoch}}
+        print_json({"store": store, "ok": not problems, "problems": problems, **checked})
     elif problems:
         print("\n".join(problems))
-    else:
+    elif served is None:
         print(f"{store}: every block, header and catalog value is right")
+    else:
+        print(
+            f"{store} is open in a process that may be training it: the catalog and checkpoint {served.tag!r} (epoch "
+            f"{served.epoch}) are right; segments that only other checkpoints need were not read"
+        )
     if problems:
         raise typer.Exit(1)

@@ -12,7 +12,8 @@ from mtrains.tiers.catalog_records import is_needed
 from mtrains.tiers.container import SEGMENT_PAGES
 from mtrains.tiers.filesystem import allocated_bytes
 from mtrains.tiers.format_record import FORMAT_VERSION
-from mtrains.tiers.offline import directories, locate_segments, locked_store, open_catalog
+from mtrains.tiers.leases import leased_numbers
+from mtrains.tiers.offline import directories, store_view
 from mtrains.tiers.readers import read_checkpoints, read_segments, read_state, read_tables
 
 __all__ = ["inspect_store"]
@@ -21,13 +22,15 @@ __all__ = ["inspect_store"]
 def inspect_store(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what the store at `path` holds, as its last checkpoint says; changes nothing.
 
-    Returns: path, format, uuid, seed; tables: [{name, num_embeddings, embedding_dim, dtype, optimizer (or
-    None), touched_rows, row_bytes, touched_bytes}]; checkpoints: [{tag, epoch, step, created, pinned,
-    extra_bytes}], oldest first; segments, live_bytes, held_bytes (only older checkpoints need them),
-    dead_bytes (nothing does), disk_bytes: {rows, catalog, total}.
-    Raises: StateError if it is not a store or open elsewhere; FormatError if it is damaged.
+    A store that is being trained is seen in a snapshot of its last commit, for which nobody waits.
+    Returns: path, in_use (somebody has it open to train), format, uuid, seed; tables: [{name, num_embeddings,
+    embedding_dim, dtype, optimizer (or None), touched_rows, row_bytes, touched_bytes}]; checkpoints: [{tag, epoch,
+    step, created, pinned, leased (a read-only store serves it), extra_bytes}], oldest first; segments, live_bytes,
+    held_bytes (only older checkpoints need them), dead_bytes (nothing does), disk_bytes: {rows, catalog, total}.
+    Raises: StateError if it is not a store; FormatError if it is damaged.
     """
-    with locked_store(path) as layout, open_catalog(layout) as catalog:
+    with store_view(path) as view:
+        layout, catalog, stored = view.layout, view.catalog, view.offsets
         state, checkpoints = read_state(catalog), read_checkpoints(catalog)
         touched = np.zeros(len(read_tables(catalog)), np.int64)
         for directory in directories(catalog, checkpoints[-1:]):
@@ -51,7 +54,7 @@ def inspect_store(path: str | os.PathLike[str]) -> dict[str, Any]:
                 }
             )
         epochs = [record.epoch for record in checkpoints]
-        stored = locate_segments(layout)
+        leased = leased_numbers(layout.leases, [record.number for record in checkpoints])
         live = held = 0.0
         for segment in read_segments(catalog):
             if segment.segment_id not in stored or not is_needed(segment, epochs):
@@ -67,6 +70,7 @@ def inspect_store(path: str | os.PathLike[str]) -> dict[str, Any]:
         rows_file, catalog_file = layout.data_files
         return {
             "path": str(layout.folder),
+            "in_use": view.in_use,
             "format": FORMAT_VERSION,
             "uuid": state.uuid,
             "seed": state.seed,
@@ -78,6 +82,7 @@ def inspect_store(path: str | os.PathLike[str]) -> dict[str, Any]:
                     "step": record.step,
                     "created": record.created,
                     "pinned": record.pinned,
+                    "leased": record.number in leased,
                     "extra_bytes": record.extra_bytes,
                 }
                 for record in checkpoints

@@ -1,10 +1,11 @@
-"""A store looked at without being run: under its lock, and without changing a byte."""
+"""A store looked at without being run and without changing a byte: under its lock, or beside its trainer."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
@@ -12,30 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrains import _native
-from mtrains.errors import StateError
 from mtrains.tiers.catalog import Catalog
 from mtrains.tiers.catalog_records import CheckpointRecord
 from mtrains.tiers.deltas import Run, delta_heads, read_runs
 from mtrains.tiers.environment import DATA_FILE, environment_error
 from mtrains.tiers.layout import StoreLayout
+from mtrains.tiers.live import reading
 from mtrains.tiers.lock import StoreLock
 from mtrains.tiers.records import Kind, split_page_key
 
-__all__ = ["CheckpointDirectory", "directories", "locate_segments", "locked_store", "open_catalog"]
-
-
-@contextmanager
-def locked_store(path: str | os.PathLike[str]) -> Iterator[StoreLayout]:
-    """Hold the lock of an existing store. Raises: StateError if it is none, or open; FormatError."""
-    layout = StoreLayout(Path(path))
-    if not layout.folder.is_dir() or not layout.exists():
-        raise StateError(f"{layout.folder} is not a store (it has no store.json)")
-    lock = StoreLock(layout.folder)
-    try:
-        layout.check()
-        yield layout
-    finally:
-        lock.release()
+__all__ = [
+    "CheckpointDirectory",
+    "View",
+    "directories",
+    "locate_segments",
+    "open_catalog",
+    "store_view",
+]
 
 
 @contextmanager
@@ -49,6 +43,36 @@ def open_catalog(layout: StoreLayout) -> Iterator[Catalog]:
         raise environment_error(error, f"reading {layout.catalog}") from error
     finally:
         catalog.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A store as it is at one moment. in_use: another process, or this one, has it open and may be training it."""
+
+    layout: StoreLayout
+    catalog: Catalog
+    offsets: dict[int, int]  # of segments, by id
+    in_use: bool
+
+
+@contextmanager
+def store_view(path: str | os.PathLike[str]) -> Iterator[View]:
+    """See a store under its lock, or, where that is held, in a snapshot of what is committed.
+
+    Raises: StateError if it is no store; FormatError, TierIOError.
+    """
+    layout = StoreLayout(Path(path))
+    uuid = layout.require()
+    lock = StoreLock.if_free(layout.folder)
+    if lock is None:
+        with reading(layout, uuid) as live, live.catalog.snapshot():
+            yield View(layout=layout, catalog=live.catalog, offsets=live.locate(), in_use=True)
+        return
+    try:
+        with open_catalog(layout) as catalog:
+            yield View(layout=layout, catalog=catalog, offsets=locate_segments(layout), in_use=False)
+    finally:
+        lock.release()
 
 
 def locate_segments(layout: StoreLayout) -> dict[int, int]:

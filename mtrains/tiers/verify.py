@@ -1,41 +1,103 @@
-"""Checking every byte of a store that has a meaning."""
+"""Checking every byte of a store that has a meaning; of one that is being trained, every byte of a checkpoint."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtrains import _native
-from mtrains.errors import FormatError, TierIOError
-from mtrains.tiers.catalog import Catalog, open_base_page
+from mtrains.errors import FormatError, StateError, TierIOError
+from mtrains.tiers.catalog import Catalog
 from mtrains.tiers.catalog_records import CheckpointRecord, SegmentRecord, is_needed
 from mtrains.tiers.environment import DATA_FILE
 from mtrains.tiers.layout import StoreLayout
-from mtrains.tiers.offline import directories, locate_segments, locked_store, open_catalog
+from mtrains.tiers.leases import LeaseFile
+from mtrains.tiers.live import newest_of, reading
+from mtrains.tiers.lock import StoreLock
+from mtrains.tiers.offline import directories, locate_segments, open_catalog
 from mtrains.tiers.readers import read_checkpoints, read_segments, read_state, read_tables
 from mtrains.tiers.rebuild import rebuild_catalog
-from mtrains.tiers.records import SEGMENT_SHIFT, Kind, open_value
+from mtrains.tiers.records import SEGMENT_SHIFT, Kind, split_page_key
 from mtrains.tiers.segment_meta import SegmentMeta
 
-__all__ = ["verify_store"]
+__all__ = ["Verdict", "check_store", "verify_store"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was checked, and what is wrong. served: None if all was; else the one checkpoint that was, because the store
+    was open in a process that may be training it."""
+
+    problems: list[str]
+    served: CheckpointRecord | None
 
 
 def verify_store(path: str | os.PathLike[str], *, rebuild: bool = False) -> list[str]:
+    """Return what is wrong with a store, a line each, as `check_store` finds it; empty if all is right."""
+    return check_store(path, rebuild=rebuild).problems
+
+
+def check_store(path: str | os.PathLike[str], *, rebuild: bool = False) -> Verdict:
     """Check every block, header and catalog value, and the directory of every checkpoint against the
     segments.
 
+    Of a store that is open elsewhere: the catalog as of its last commit, and the newest checkpoint, kept by a
+    lease, with the segments that it needs; the training does not wait.
     `rebuild`: first recreate the catalog from the segments' headers; the old one is kept beside it. Without
-    it nothing is changed. Returns: what is wrong, a line each; empty if all is right.
-    Raises: StateError if it is not a store or open elsewhere; FormatError (rebuild) if too little is left to
-    rebuild from.
+    it nothing is changed.
+    Raises: StateError if it is not a store, or, to rebuild, open elsewhere or read; FormatError (rebuild) if too
+    little is left to rebuild from.
     """
-    with locked_store(path) as layout:
+    layout = StoreLayout(Path(path))
+    uuid = layout.require()
+    lock = StoreLock(layout.folder) if rebuild else StoreLock.if_free(layout.folder)
+    if lock is None:
+        return _check_served(layout, uuid)
+    try:
         if rebuild:
-            rebuild_catalog(layout)
-        return list(_problems(layout))
+            _rebuild_unread(layout)
+        return Verdict(problems=list(_problems(layout)), served=None)
+    finally:
+        lock.release()
+
+
+def _rebuild_unread(layout: StoreLayout) -> None:
+    """Rebuild the catalog of a locked store. Raises: StateError if a read-only store serves a checkpoint of it."""
+    leases = LeaseFile(layout.leases)
+    try:
+        if not leases.take_all():  # nobody gets one until the rebuild has ended
+            raise StateError(
+                f"{layout.folder} is open in a read-only store, whose checkpoint a rebuild may not keep; close it first"
+            )
+        rebuild_catalog(layout)
+    finally:
+        leases.close()
+
+
+def _check_served(layout: StoreLayout, uuid: str) -> Verdict:
+    with reading(layout, uuid) as live, live.leased(newest_of(layout)) as (lease, _, served):
+        offsets = live.locate()
+        needed = [s for s in read_segments(live.catalog) if is_needed(s, [served.epoch])]
+    try:
+        images: dict[int, SegmentEntries] = {}
+        problems: list[str] = []
+        for segment in needed:
+            if segment.segment_id in offsets:
+                offset = offsets[segment.segment_id]
+                problems += _check_segment(layout, uuid, segment.segment_id, offset, images)
+        with reading(layout, uuid) as live, live.catalog.snapshot():
+            damaged = list(_damaged_values(live.catalog))
+            problems += damaged
+            if not damaged:
+                problems += _check_catalog(live.catalog, offsets, images, [served])
+    finally:
+        lease.release()
+    return Verdict(problems=problems, served=served)
 
 
 def _problems(layout: StoreLayout) -> Iterator[str]:
@@ -49,11 +111,11 @@ def _problems(layout: StoreLayout) -> Iterator[str]:
     for segment_id, offset in located.items():
         yield from _check_segment(layout, uuid, segment_id, offset, images)
     try:
-        with open_catalog(layout) as catalog:
+        with open_catalog(layout) as catalog, catalog.snapshot():
             damaged = list(_damaged_values(catalog))
             yield from damaged
             if not damaged:
-                yield from _check_catalog(catalog, located, images)
+                yield from _check_catalog(catalog, located, images, read_checkpoints(catalog))
     except FormatError as error:
         yield str(error)
 
@@ -102,23 +164,23 @@ def _damaged_values(catalog: Catalog) -> Iterator[str]:
     for kind in Kind:
         keys += catalog.keys(kind)
     for key in keys:
-        with catalog.open_environment.begin(buffers=True) as transaction:
-            value = transaction.get(key)
-            assert value is not None
-            try:
-                if key[0] == Kind.BASE:
-                    open_base_page(key, value)
-                else:
-                    open_value(key, value)
-            except FormatError as error:
-                yield f"{catalog.data_path}: {error}"
+        try:
+            if key[0] == Kind.BASE:
+                catalog.read_base_page(*split_page_key(key))
+            else:
+                catalog.get(key)
+        except FormatError as error:
+            yield f"{catalog.data_path}: {error}"
 
 
 def _check_catalog(
-    catalog: Catalog, located: dict[int, int], images: dict[int, SegmentEntries]
+    catalog: Catalog,
+    located: dict[int, int],
+    images: dict[int, SegmentEntries],
+    checkpoints: Sequence[CheckpointRecord],
 ) -> Iterator[str]:
     read_state(catalog)
-    checkpoints, num_tables = read_checkpoints(catalog), len(read_tables(catalog))
+    num_tables = len(read_tables(catalog))
     for record in checkpoints:
         try:
             extra = catalog.read_pieces(Kind.EXTRA, record.number)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import mtrains
 from mtrains.cli import main
 from mtrains.cli.app import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from mtrains.tiers.verify import Verdict
 
 LINE = "\t".join(["1", *["3"] * 13, *["68fd1e64"] * 26]) + "\n"
 SMALL = ["--bottom-mlp", "4", "--top-mlp", "4", "--embedding-dim", "4", "--rows", "100", "--batch-size", "8"]
@@ -125,7 +126,8 @@ def test_malformed_lines_are_named_on_standard_error_up_to_a_number(capsys, tmp_
 
 
 def test_a_problem_that_verify_finds_is_exit_1(capsys, monkeypatch):
-    monkeypatch.setattr("mtrains.tiers.verify.verify_store", lambda path, rebuild=False: ["segment 3: bad"])
+    bad = Verdict(problems=["segment 3: bad"], served=None)
+    monkeypatch.setattr("mtrains.tiers.verify.check_store", lambda path, rebuild=False: bad)
     assert run(capsys, "verify", "store") == (EXIT_FAILED, "segment 3: bad\n", "")
     code, out, _ = run(capsys, "verify", "store", "--json")
     assert code == EXIT_FAILED

@@ -97,8 +97,18 @@ def test_json_has_the_documented_keys_and_is_one_line(capsys):
     assert set(value["seconds"]) == {"compute", "io_wait", "write_back", "loader", "checkpoint"}
 
 
+CHECKPOINT = {
+    "tag": "step-1",
+    "epoch": 7,
+    "step": 1,
+    "created": 1.7e9,
+    "pinned": False,
+    "leased": False,
+    "extra_bytes": 5000,
+}
 STORE = {
     "path": "/data/rows",
+    "in_use": False,
     "format": 1,
     "uuid": "00112233-4455-6677-8899-aabbccddeeff",
     "seed": 3,
@@ -125,8 +135,9 @@ STORE = {
         },
     ],
     "checkpoints": [
-        {"tag": "step-1", "epoch": 7, "step": 1, "created": 1.7e9, "pinned": False, "extra_bytes": 5000},
-        {"tag": None, "epoch": 8, "step": None, "created": 1.7e9 + 1, "pinned": True, "extra_bytes": 0},
+        CHECKPOINT,
+        CHECKPOINT
+        | {"tag": None, "epoch": 8, "step": None, "created": 1.7e9 + 1, "pinned": True, "extra_bytes": 0},
     ],
     "segments": 400,
     "live_bytes": 330_000_000,
@@ -142,3 +153,9 @@ def test_store(golden):
 
 def test_new_store(golden):
     golden("inspect_new.txt", store_report(STORE | {"tables": [], "checkpoints": []}))
+
+
+def test_store_in_use(golden):
+    read = CHECKPOINT | {"leased": True}
+    both = CHECKPOINT | {"leased": True, "pinned": True}
+    golden("inspect_in_use.txt", store_report(STORE | {"in_use": True, "checkpoints": [read, both]}))
