@@ -103,6 +103,7 @@ class Store:
             distributed=None if distributed == "local" else distributed,
         )
         self._distributed = distributed
+        self._read_only = read_only
         options = SessionOptions(
             seed=_checked_seed(seed),
             chain=ChainConfig(
@@ -164,7 +165,7 @@ class Store:
     @property
     def read_only(self) -> bool:
         """Whether it serves a checkpoint and can change nothing."""
-        return isinstance(self._open(), ReaderSession)
+        return self._read_only
 
     @property
     def distributed(self) -> str | None:

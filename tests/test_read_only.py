@@ -248,6 +248,19 @@ def test_state_dict_names_what_is_served_and_load_state_dict_goes_there(trainer,
 # --- what is kept
 
 
+@pytest.mark.parametrize("tiers", [{"hbm": "16KiB", "dram": 0}, {"hbm": "16KiB", "dram": "32KiB"}, {"dram": "8MiB"}])
+def test_its_tiers_are_its_own(trainer, path, tiers):
+    trainer.run("checkpoint('one')")
+    with Store(path, read_only=True, **tiers) as store:
+        bag = bag_of(store)
+        for tag in ("two", "three"):
+            pooled = bag(torch.arange(ROWS).view(-1, 1)).detach()
+            assert torch.equal(pooled.cpu(), bag.read_rows(torch.arange(ROWS)))
+            assert_right(store)
+            trainer.run(f"checkpoint({tag!r})")
+            assert store.refresh().tag == tag
+
+
 @pytest.mark.parametrize("ends", ["close", "kill"])
 def test_a_leased_checkpoint_outlives_20_others_and_goes_with_its_reader(trainer, workers, path, ends):
     trainer.run("checkpoint('kept')")
