@@ -33,6 +33,8 @@ def training_report(result: TrainResult) -> RenderableType:
         lines.append(("rows", f"sha256 {result.rows_sha256}"))
     if result.io_engine is not None:
         lines.append(("IO engine", result.io_engine))
+    if result.providers.keys() - {"dram"}:
+        lines += [(f"{tier} tier", provider) for tier, provider in result.providers.items()]
     if result.emulated:
         lines.append(("emulated", ", ".join(result.emulated)))
     text = Text("\n".join(f"{name:<10} {value}" for name, value in lines))

@@ -84,6 +84,17 @@ def train(
         typer.Option(help="Folder of the rows; without it a temporary one is used.", metavar="FOLDER"),
     ] = None,
     dram: Annotated[str, typer.Option(help="Memory for rows, such as 2GiB.", metavar="SIZE")] = "256MiB",
+    hbm: Annotated[
+        str,
+        typer.Option(help="Memory of the GPU for rows, which compute there; emulated without one.", metavar="SIZE"),
+    ] = "0",
+    scm: Annotated[
+        str, typer.Option(help="Byte-addressable memory below DRAM, for rows.", metavar="SIZE")
+    ] = "0",
+    scm_emulate: Annotated[
+        str | None,
+        typer.Option(help="Make it as slow as a device of mtrains.devices: optane-pmem-100, ...", metavar="NAME"),
+    ] = None,
     ssd: Annotated[
         str | None, typer.Option(help="Hard limit of the store's disk space.", metavar="SIZE")
     ] = None,
@@ -150,6 +161,9 @@ def train(
             deterministic=deterministic,
             store=store,
             dram=dram,
+            hbm=hbm,
+            scm=scm,
+            scm_emulate=scm_emulate,
             ssd=ssd,
             io_engine=io_engine,
             checkpoint_every=checkpoint_every,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtrains.scm import Scm
 from mtrains.threads import MAX_NUM_THREADS
 from mtrains.train.data.schema import Schema
 from mtrains.train.data.source import STDIN
@@ -47,7 +48,7 @@ class Preset:
 
 
 # Fields that may differ between a run and its resumption; the last three are compared in another form.
-_FREE = {"store", "dram", "ssd", "io_engine", "checkpoint_every", "resume", "threads", "dense_threads"}
+_FREE = {"store", "dram", "hbm", "scm", "scm_emulate", "ssd", "io_engine", "checkpoint_every", "resume", "threads", "dense_threads"}
 _FREE |= {"workers", "epochs", "max_steps", "data", "eval_data", "schema"}
 
 # Source: facebookresearch/dlrm, bench/*.sh: dlrm_s_criteo_kaggle, dlrm_s_criteo_terabyte, the MLPerf v1
@@ -83,7 +84,8 @@ class TrainConfig:
     data, eval_data: files in order, "-" is standard input. format: not "auto" (see `detect_format`).
     table_rows: num_embeddings of the table of each categorical column, in the schema's order.
     holdout: the last fraction of the records, by one counting pass; holdout_samples: the last N records.
-    dram, ssd: sizes; ssd None is no limit. store: folder, or None for a private temporary one.
+    dram, hbm, scm, ssd: sizes; 0 is no such tier, ssd None no limit. scm_emulate: name of a device of
+    mtrains.devices that the scm tier shall be as slow as. store: folder, or None for a private temporary one.
     """
 
     data: tuple[str, ...]
@@ -105,6 +107,9 @@ class TrainConfig:
 
     store: str | None = None
     dram: int | str = "256MiB"
+    hbm: int | str = 0
+    scm: int | str = 0
+    scm_emulate: str | None = None
     ssd: int | str | None = None
     io_engine: str = "auto"
     checkpoint_every: int | None = None
@@ -120,7 +125,7 @@ class TrainConfig:
             raise ValueError(
                 f"unknown optimizer {self.optimizer!r}; the optimizers are {', '.join(OPTIMIZERS)}"
             )
-        parse_bytes(self.dram)
+        self._check_tiers()
         if self.ssd is not None:
             parse_bytes(self.ssd)
         if self.store is None:
@@ -128,6 +133,17 @@ class TrainConfig:
                 raise ValueError("--resume needs --store: it continues what a store holds")
             if self.checkpoint_every is not None:
                 raise ValueError("--checkpoint-every needs --store: a temporary store is gone after the run")
+
+    def _check_tiers(self) -> None:
+        if not any(parse_bytes(size) for size in (self.dram, self.hbm, self.scm)):
+            raise ValueError("rows need memory: give --dram, --hbm or --scm some bytes")
+        if self.scm_emulate is not None and not parse_bytes(self.scm):
+            raise ValueError("--scm-emulate needs --scm: it says how slow that tier shall be")
+        self.scm_tier()
+
+    def scm_tier(self) -> Scm | None:
+        """Return the scm tier of the store, None if there is none. Raises: ValueError."""
+        return Scm(self.scm, emulate=self.scm_emulate) if parse_bytes(self.scm) else None
 
     def _check_data(self) -> None:
         if not self.data:

@@ -49,8 +49,13 @@ class DLRM(nn.Module):
         self.register_buffer("_pairs", rows * num_vectors + columns, persistent=False)
         self.mlps["top"] = _mlp((num_direct + num_pairs, *shape.top_mlp, 1), last_relu=False)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the MLPs are; the embeddings' outputs must be there too."""
+        return self.get_buffer("_pairs").device
+
     def forward(self, dense: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
-        """Return logits float32[B]. dense: float32[B, N]; indices, offsets: int64, feature-major."""
+        """Return logits float32[B]. dense: float32[B, N]; indices, offsets: int64, feature-major, on the CPU."""
         embedded: Tensor = self.embeddings(indices, offsets)
         vectors = embedded.view(len(dense), self._num_features, self._dim)
         direct = embedded

@@ -146,7 +146,7 @@ def evaluate(model: DLRM, config: TrainConfig, ranges: RecordRanges, observer: O
             predicted, target = _forward(model, batch)
             loss_sum += functional.binary_cross_entropy_with_logits(predicted, target).item() * len(batch)
             labels.append(batch.labels)
-            logits.append(predicted.numpy())
+            logits.append(predicted.cpu().numpy())
     if not labels:
         raise DataError("no well-formed record is held out to evaluate on")
     all_labels, all_logits = np.concatenate(labels), np.concatenate(logits)
@@ -179,8 +179,8 @@ def _timed(batches: Iterator[SampleBlock], timer: Timer) -> Iterator[SampleBlock
 def _forward(model: DLRM, batch: SampleBlock) -> tuple[Tensor, Tensor]:
     indices, offsets = batch.lookup_arguments()
     # Copies, since views into a block are aligned by chance, and BLAS may round by alignment.
-    dense = torch.from_numpy(batch.dense).clone()
-    labels = torch.from_numpy(batch.labels).clone()
+    dense = torch.from_numpy(batch.dense).clone().to(model.device)
+    labels = torch.from_numpy(batch.labels).clone().to(model.device)
     return model(dense, torch.from_numpy(indices), torch.from_numpy(offsets)), labels
 
 

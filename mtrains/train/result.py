@@ -44,6 +44,7 @@ class StoreFacts:
 
     rows_sha256: str
     io_engine: str
+    providers: Mapping[str, str]
     emulated: tuple[str, ...]
     tiers: Mapping[str, Mapping[str, float]]
 
@@ -55,7 +56,7 @@ class TrainResult:
     loss, logloss, auc: on the held-out records (logloss is the same mean in float64). Without held-out
     records `evaluated_on` is "training": loss is the mean over the last epoch as it trained, the others None.
     auc is None too where the records are of one class.
-    tiers: counters of each tier. seconds: of training: compute, and waits as in `Timer`.
+    providers: what each slot tier is made of. tiers: counters of each tier. seconds: of training: compute, and waits as in `Timer`.
     """
 
     steps: int
@@ -72,6 +73,7 @@ class TrainResult:
     samples_per_second: float
     rows_sha256: str | None
     io_engine: str | None
+    providers: Mapping[str, str]
     emulated: tuple[str, ...]
     tiers: Mapping[str, Mapping[str, float]]
     seconds: Mapping[str, float]
@@ -136,6 +138,7 @@ def make_result(
         samples_per_second=timer.samples / timer.training if timer.training else 0.0,
         rows_sha256=store.rows_sha256 if store else None,
         io_engine=store.io_engine if store else None,
+        providers=store.providers if store else {},
         emulated=store.emulated if store else (),
         tiers=store.tiers if store else {},
         seconds={"compute": max(timer.training - sum(waits.values()), 0.0), **waits},

@@ -29,7 +29,13 @@ def train(config: TrainConfig, observer: Observer | None = None) -> TrainResult:
     with (
         run_settings(config),
         Store(
-            config.store, dram=config.dram, ssd=config.ssd, seed=config.seed, io_engine=config.io_engine
+            config.store,
+            dram=config.dram,
+            hbm=config.hbm,
+            scm=config.scm_tier() or 0,
+            ssd=config.ssd,
+            seed=config.seed,
+            io_engine=config.io_engine,
         ) as store,
     ):
         return _train_in(store, config, observer)
@@ -39,7 +45,7 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer) -> TrainRes
     fingerprint = config.fingerprint()
     saved = _saved_state(store, config, fingerprint)
     ranges = find_ranges(config, observer)
-    model = build_dlrm(config, TieredEmbeddingBagCollection(table_specs(config), store=store))
+    model = build_dlrm(config, TieredEmbeddingBagCollection(table_specs(config), store=store)).to(store.device)
     optimizers = (tiered_optimizer(config.optimizer, model, config.lr),)
     position = Position()
     if saved is not None:
@@ -78,7 +84,11 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer) -> TrainRes
     evaluation = evaluate(model, config, ranges, observer)
     observer.began("computing the digest of the rows")
     facts = StoreFacts(
-        rows_sha256=store.digest(), io_engine=stats.io_engine, emulated=stats.emulated, tiers=stats.tiers
+        rows_sha256=store.digest(),
+        io_engine=stats.io_engine,
+        providers=stats.providers,
+        emulated=stats.emulated,
+        tiers=stats.tiers,
     )
     return make_result(position, timer, evaluation, resumed_at_step, facts)
 

@@ -23,6 +23,7 @@ TRAINING = TrainResult(
     samples_per_second=45678.9,
     rows_sha256="0123456789abcdef" * 4,
     io_engine="uring",
+    providers={"dram": "anonymous memory"},
     emulated=(),
     tiers={
         "dram": {
@@ -45,6 +46,7 @@ HELD_OUT = dataclasses.replace(
     evaluated_samples=16_158,
     bad_lines=3,
     resumed_at_step=1000,
+    providers={"hbm": "torch tensor on cpu, emulated", "dram": "anonymous memory"},
     emulated=("hbm",),
 )
 
