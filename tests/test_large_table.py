@@ -62,3 +62,35 @@ def test_memory_does_not_grow_over_a_thousand_steps():
         assert store.stats().to_dict()["tiers"]["dram"]["evictions"] > 100_000
     # The log's buffers come and go, at most 32 of 1 MiB.
     assert max(sizes) - sizes[0] < 48 * MIB
+
+
+def memory_bytes():
+    """Bytes that this process has of its own: anonymous and shared memory, not pages of files."""
+    with open("/proc/self/status") as status:
+        lines = [line.split() for line in status]
+    return sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssShmem:"))
+
+
+def test_fifty_gigabytes_train_within_the_budgets_of_dram_and_scm(full):
+    """Of 100 million rows of 512 bytes those that a skewed stream touches, many times what memory holds."""
+    dram, scm, steps = (256, 512, 320) if full else (16, 32, 40)
+    random = torch.Generator().manual_seed(0)
+    before = memory_bytes()
+    with mtrains.Store(dram=dram * MIB, scm=scm * MIB, seed=1) as store:
+        bag = mtrains.TieredEmbeddingBag(100_000_000, 128, mode="sum", store=store, name="ids")
+        optimizer = mtrains.optim.RowWiseAdagrad(bag.parameters(), lr=0.1)
+        grown = []
+        for step in range(steps):
+            optimizer.zero_grad()
+            rows = (torch.rand(512, 40, generator=random).double() ** 3 * 100_000_000).long()
+            bag(rows).sum().backward()
+            optimizer.step()
+            if step % 20 == 19:
+                directory = store.engine.table_info(bag.table.number)["directory_bytes"]
+                grown.append(memory_bytes() - before - directory)
+        tiers = store.stats().tiers
+        touched = store.engine.table_info(bag.table.number)["touched_rows"]
+    assert touched * 516 > 3 * (dram + scm) * MIB
+    assert tiers["dram"]["evictions"] > 0 < tiers["scm"]["evictions"]
+    print(f"touched {touched:,} rows, grown by {max(grown) / MIB:.0f} MiB beside the directory; {tiers}")
+    assert max(grown) <= (dram + scm + 200) * MIB

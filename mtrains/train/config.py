@@ -48,7 +48,8 @@ class Preset:
 
 
 # Fields that may differ between a run and its resumption; the last three are compared in another form.
-_FREE = {"store", "dram", "hbm", "scm", "scm_emulate", "ssd", "io_engine", "checkpoint_every", "resume", "threads", "dense_threads"}
+_FREE = {"store", "dram", "hbm", "scm", "scm_emulate", "ssd", "io_engine", "checkpoint_every", "resume"}
+_FREE |= {"threads", "dense_threads"}
 _FREE |= {"workers", "epochs", "max_steps", "data", "eval_data", "schema"}
 
 # Source: facebookresearch/dlrm, bench/*.sh: dlrm_s_criteo_kaggle, dlrm_s_criteo_terabyte, the MLPerf v1

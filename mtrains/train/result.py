@@ -56,7 +56,8 @@ class TrainResult:
     loss, logloss, auc: on the held-out records (logloss is the same mean in float64). Without held-out
     records `evaluated_on` is "training": loss is the mean over the last epoch as it trained, the others None.
     auc is None too where the records are of one class.
-    providers: what each slot tier is made of. tiers: counters of each tier. seconds: of training: compute, and waits as in `Timer`.
+    providers: what each slot tier is made of. tiers: counters of each tier.
+    seconds: of training: compute, and waits as in `Timer`.
     """
 
     steps: int
