@@ -136,7 +136,7 @@ class TrainConfig:
                 raise ValueError("--checkpoint-every needs --store: a temporary store is gone after the run")
 
     def _check_tiers(self) -> None:
-        if not any(parse_bytes(size) for size in (self.dram, self.hbm, self.scm)):
+        if not any([parse_bytes(size) for size in (self.dram, self.hbm, self.scm)]):  # noqa: C419 - check them all
             raise ValueError("rows need memory: give --dram, --hbm or --scm some bytes")
         if self.scm_emulate is not None and not parse_bytes(self.scm):
             raise ValueError("--scm-emulate needs --scm: it says how slow that tier shall be")

@@ -8,6 +8,12 @@
 #include "row_store_records.h"
 
 namespace mtrains {
+namespace {
+
+constexpr std::size_t kVictimsAtOnce = 32;
+constexpr std::size_t kPrefetchBytes = 1024;
+
+}  // namespace
 
 bool RowStore::make_room(SlotPool& pool, std::size_t needed) {
   SlotTier& tier = *levels_[pool.level];
@@ -68,9 +74,18 @@ bool RowStore::shrink(SlotPool& pool) {
   return true;
 }
 
+void RowStore::prefetch(const SlotPool& pool, std::uint32_t slot) const {
+  const std::byte* record = pool.record(slot);
+  for (std::size_t at = 0; at < std::min(pool.stride, kPrefetchBytes); at += 64) __builtin_prefetch(record + at);
+  const RowKey key = pool.index.key(slot);
+  const Table& table = *tables_[table_of(key)];
+  __builtin_prefetch(table.directory.data() + (key - table.first_key), 1);
+}
+
 std::size_t RowStore::evict_oldest(SlotPool& pool, std::size_t wanted) {
-  // From a device as many at once as it is asked for: its copies are slow to start.
-  const std::size_t most = pool.device != nullptr ? std::min(wanted, kDeviceRecords) : 1;
+  // Several at once, so that what the cache lacks of one is loaded while another is written; from a device as many as
+  // are asked for, since its copies are slow to start.
+  const std::size_t most = std::min(wanted, pool.device != nullptr ? kDeviceRecords : kVictimsAtOnce);
   std::vector<std::uint32_t> slots, last_uses;
   while (slots.size() < most) {
     const std::int64_t victim = pool.index.policy().victim(pool.index, clock_);
@@ -79,6 +94,7 @@ std::size_t RowStore::evict_oldest(SlotPool& pool, std::size_t wanted) {
     SlotRecord& record = pool.index.hot(slots.back());
     last_uses.push_back(record.last_use);
     record.last_use = clock_;  // not chosen again
+    if (pool.device == nullptr) prefetch(pool, slots.back());
   }
   std::size_t i = 0;
   each_record(pool, slots, [&](std::uint32_t slot, const std::byte* record) {

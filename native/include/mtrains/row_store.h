@@ -169,6 +169,7 @@ class RowStore {
   bool shrink(SlotPool& pool);
   // Makes up to `wanted` least recently used rows leave; how many did. At least one, if one can.
   std::size_t evict_oldest(SlotPool& pool, std::size_t wanted);
+  void prefetch(const SlotPool& pool, std::uint32_t slot) const;
   enum class Below { kNextTier, kLog };
   void evict(SlotPool& pool, std::uint32_t slot, const std::byte* record, Below below);
   bool move_down(SlotPool& pool, std::uint32_t slot, const std::byte* record);
