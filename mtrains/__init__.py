@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mtrains.devices import EmulatedDevice
     from mtrains.embedding_bag import TieredEmbedding, TieredEmbeddingBag
     from mtrains.errors import CapacityError, FormatError, MtrainsError, StateError, TierIOError
+    from mtrains.hbm import Hbm
     from mtrains.ignored import ignored_parameters
     from mtrains.scm import Scm
     from mtrains.specs import TableSpec
@@ -24,6 +25,7 @@ __all__ = [
     "CapacityError",
     "EmulatedDevice",
     "FormatError",
+    "Hbm",
     "MtrainsError",
     "Scm",
     "StateError",
@@ -46,6 +48,7 @@ _HOMES = {
     "CapacityError": "errors",
     "EmulatedDevice": "devices",
     "FormatError": "errors",
+    "Hbm": "hbm",
     "MtrainsError": "errors",
     "Scm": "scm",
     "StateError": "errors",

@@ -163,7 +163,7 @@ class PooledLookup:
         starts: Sequence[int] = ()
         if weights is not None:
             # A copy while the graph lives: the caller may change its weights after the forward.
-            weights = _narrowed(weights.detach()).to(torch.float32, copy=keep).contiguous()
+            weights = _narrowed(weights.detach()).to(torch.float32, copy=keep).contiguous().view(-1)
             if keep or store.on_device:
                 starts = self._starts(bags)
         device = None

@@ -11,6 +11,7 @@ from mtrains import Store
 
 # A budget that holds every table of a test, and one that holds a few rows: the bits must be the same.
 RESIDENT, TINY = "64MiB", "600"
+MEMORIES = {"resident": {"dram": RESIDENT}, "tiny": {"dram": TINY}, "hbm": {"dram": "2KiB", "hbm": TINY}}
 
 
 def pytest_addoption(parser):
@@ -29,10 +30,10 @@ def dram(request) -> str:
     return request.param
 
 
-@pytest.fixture
-def store(dram) -> Iterator[Store]:
-    """A private temporary store with either budget."""
-    with Store(dram=dram, seed=1) as store:
+@pytest.fixture(params=MEMORIES)
+def store(request) -> Iterator[Store]:
+    """A private temporary store: all rows resident, hardly any, or hardly any on a device over some in memory."""
+    with Store(seed=1, **MEMORIES[request.param]) as store:
         yield store
 
 
