@@ -76,15 +76,16 @@ bool RowStore::shrink(SlotPool& pool) {
 
 void RowStore::prefetch(const SlotPool& pool, std::uint32_t slot) const {
   const std::byte* record = pool.record(slot);
-  for (std::size_t at = 0; at < std::min(pool.stride, kPrefetchBytes); at += 64) __builtin_prefetch(record + at);
+  for (std::size_t at = 0; at < std::min(pool.stride, kPrefetchBytes); at += 64)
+    __builtin_prefetch(record + at);
   const RowKey key = pool.index.key(slot);
   const Table& table = *tables_[table_of(key)];
   __builtin_prefetch(table.directory.data() + (key - table.first_key), 1);
 }
 
 std::size_t RowStore::evict_oldest(SlotPool& pool, std::size_t wanted) {
-  // Several at once, so that what the cache lacks of one is loaded while another is written; from a device as many as
-  // are asked for, since its copies are slow to start.
+  // Several at once, so that what the cache lacks of one is loaded while another is written; from a device as
+  // many as are asked for, since its copies are slow to start.
   const std::size_t most = std::min(wanted, pool.device != nullptr ? kDeviceRecords : kVictimsAtOnce);
   std::vector<std::uint32_t> slots, last_uses;
   while (slots.size() < most) {
