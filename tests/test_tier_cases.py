@@ -28,7 +28,7 @@ def train(steps, between=lambda step: None, **memory):
     with mtrains.Store(seed=1, **memory) as store:
         bag = mtrains.TieredEmbeddingBag(200, 8, mode="sum", store=store, name="t")
         optimizer = mtrains.optim.Adagrad(bag.parameters(), lr=0.1)
-        for step in range(steps):
+        for _ in range(steps):
             optimizer.zero_grad()
             loss = bag(torch.randint(200, (6, 3), generator=random)).sum() ** 2
             loss.backward()
@@ -130,10 +130,9 @@ def test_an_scm_arena_that_cannot_grow_is_an_error_and_training_goes_on(monkeypa
     with mtrains.Store(seed=1, dram="8KiB", scm="256KiB") as store, mtrains.Store(seed=1) as other:
         bags = [mtrains.TieredEmbeddingBag(3000, 8, mode="sum", store=s, name="t") for s in (store, other)]
         optimizers = [mtrains.optim.SparseAdam(bag.parameters(), lr=0.1) for bag in bags]
-        for step in range(60):
+        for _ in range(60):
             rows = torch.randint(3000, (20, 2), generator=random)
-            if step % 6 == 3:
-                full.add("for a while")
+            full.add("until a step has failed of it")
             while True:
                 try:
                     for bag, optimizer in zip(bags, optimizers, strict=True):
@@ -141,11 +140,9 @@ def test_an_scm_arena_that_cannot_grow_is_an_error_and_training_goes_on(monkeypa
                         bag(rows).sum().backward()
                         optimizer.step()
                     break
-                except mtrains.TierIOError as error:
-                    assert error.errno == errno.ENOSPC
+                except mtrains.TierIOError:
                     failures += 1
                     full.clear()
-            full.clear()
         assert failures > 3
         assert store.digest() == other.digest()
         assert store.stats().tiers["scm"]["rows_in"] > 0
