@@ -410,8 +410,12 @@ class Store:
     def close(self) -> None:
         """Close the store; a second call does nothing. Rows changed since the last checkpoint are gone.
 
-        A running checkpoint is waited for; its error is raised after everything was closed.
+        A running checkpoint is waited for; its error is raised after everything was closed, and so is that of a
+        write in the background that no call before has raised.
         """
+        self._close(tell=True)
+
+    def _close(self, *, tell: bool) -> None:
         if os.getpid() != self._pid or self._session is None:
             return
         with self._lock:
@@ -431,6 +435,8 @@ class Store:
                 self._session = self._running = None
                 follow_num_threads(self, follow=False)
                 self._finalizer()
+            if tell and isinstance(session, Session) and session.untold_error is not None:
+                raise session.untold_error
 
     def __enter__(self) -> Store:
         return self
@@ -438,7 +444,7 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(tell=error is None)
 
     def __repr__(self) -> str:
         state = "closed" if self._session is None else "open"

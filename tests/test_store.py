@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -900,4 +901,50 @@ def test_a_damaged_page_of_the_catalog_is_one_clear_error(tmp_path):
         Store(path)
     verify_store(path, rebuild=True)
     with Store(path) as store:
+        assert store.digest() == digest
+
+
+def test_a_write_that_failed_in_the_background_comes_up_at_close(tmp_path, monkeypatch):
+    def fail():
+        raise TierIOError(errno.EIO, "folding")
+
+    def broken_store(path):
+        store = Store(tmp_path / path, seed=1)
+        write(store, store.add_table(spec()), range(100), 1)
+        store.checkpoint("good")
+        monkeypatch.setattr(store._session, "_fold_step", fail)
+        store._session.writer._context = replace(store._session.writer._context, background=fail)
+        store._session.writer.poke()
+        store._session.writer._thread.join()
+        return store
+
+    store = broken_store("a")
+    with pytest.raises(StateError, match=r"a write failed: folding"):
+        store.close()
+    store.close()
+    with pytest.raises(KeyError), broken_store("b"):
+        raise KeyError
+    with pytest.raises(StateError, match=r"a write failed: folding"), broken_store("c") as store:
+        store.check_writable()  # raises it, so close() does not
+
+
+def test_a_write_that_fails_while_a_restore_stops_the_writer_is_final(tmp_path, monkeypatch):
+    store = Store(tmp_path / "s", seed=1)
+    write(store, store.add_table(spec()), range(100), 1)
+    store.checkpoint("good")
+    digest = store.digest()
+    writer = store._session.writer
+    stop = writer.stop
+
+    def fail_and_stop():
+        writer.error = TierIOError(errno.EIO, "committing the last group")
+        stop()
+
+    monkeypatch.setattr(writer, "stop", fail_and_stop)
+    with pytest.raises(StateError, match="committing the last group"):
+        store.restore("good")
+    with pytest.raises(StateError, match="restore"):
+        store.digest()
+    store.close()
+    with Store(tmp_path / "s") as store:
         assert store.digest() == digest

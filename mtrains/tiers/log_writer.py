@@ -101,6 +101,7 @@ class LogWriter:
         self.scarce = True  # there may be little room: what `collect_held` does may matter; read by any thread
         self.full_error: MtrainsError | None = None
         self.error: BaseException | None = None
+        self._told = False  # some caller had final_error()
         self.counters = WriterCounters()
         self._thread = threading.Thread(target=self._run, name="mtrains-log-writer", daemon=True)
 
@@ -162,7 +163,15 @@ class LogWriter:
             self._running_epoch = None
 
     def final_error(self) -> StateError:
-        """Return why nothing can be written."""
+        """Return why nothing can be written, for a caller to raise."""
+        self._told = True
+        return self._refusal()
+
+    def untold_error(self) -> StateError | None:
+        """Return why nothing can be written, if that never came up."""
+        return None if self.error is None or self._told else self._refusal()
+
+    def _refusal(self) -> StateError:
         if self.error is None:
             return StateError("the store was closed or restored meanwhile")
         return StateError(
@@ -180,12 +189,12 @@ class LogWriter:
         except BaseException as error:
             failure = error
         with self._mutex:
-            if failure is not None and not self._stopping:
+            if failure is not None:  # also in the last turn before a stop: a failed sync is final
                 self.error = failure
             self._stopping = True
             jobs, self._jobs = list(self._jobs), deque()
         if self.error is not None:
-            self._engine.fail(getattr(self.error, "errno", None) or errno.EIO, str(self.final_error()))
+            self._engine.fail(getattr(self.error, "errno", None) or errno.EIO, str(self._refusal()))
         for ticket in jobs:
             ticket.fail(self.final_error())
 

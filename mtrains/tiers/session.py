@@ -85,6 +85,7 @@ class Session:
         self._fold_due = True
         self._engine: _native.Engine | None = None
         self._writer: LogWriter | None = None
+        self.untold_error: StateError | None = None  # a failed write that no call raised, once closed
         try:
             self._open()
         except BaseException:
@@ -205,6 +206,8 @@ class Session:
     def _stop(self) -> None:
         while self._running:
             self._running.pop()()
+        if self._writer is not None:
+            self.untold_error = self._writer.untold_error()
         self._engine = self._writer = None  # their memory goes with them
 
     def abandon(self) -> None:
@@ -302,6 +305,8 @@ class Session:
             raise
         try:
             self.writer.stop()
+            if self.writer.error is not None:
+                raise self.writer.final_error()
             self._keep_counters()
             self._stop()
             self.options.passed(CommitPoint.RESTORE_STOPPED)
