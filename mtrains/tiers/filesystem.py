@@ -16,6 +16,7 @@ __all__ = [
     "check_file_system",
     "file_system_magic",
     "free_bytes",
+    "open_error",
     "sync_folder",
 ]
 
@@ -65,9 +66,19 @@ def file_system_magic(folder: Path) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Return how many bytes the file system of a file or folder has left."""
+    """Return how many bytes are left where a file or folder is, or would be."""
+    while not path.exists():
+        path = path.parent
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
+
+
+def open_error(error: OSError, path: Path) -> TierIOError:
+    """Return the error for a file that cannot be opened or made."""
+    what = f"cannot open {path}"
+    if error.errno in FULL_ERRORS:
+        what += f"; {free_bytes(path)} bytes are free: make room and try again"
+    return TierIOError(error.errno, what)
 
 
 def sync_folder(folder: Path) -> None:

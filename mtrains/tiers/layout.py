@@ -152,8 +152,8 @@ class StoreLayout:
 
     def _creation_error(self, error: OSError, what: str) -> TierIOError:
         if error.errno in FULL_ERRORS:
-            free = free_bytes(self.folder if self.folder.exists() else self.folder.parent)
-            what += f"; a store needs at least {MIN_CAP_BYTES} bytes, {free} bytes are free: make room and try again"
+            what += f"; a store needs at least {MIN_CAP_BYTES} bytes, {free_bytes(self.folder)} bytes are free: "
+            what += "make room and try again"
         return TierIOError(error.errno, what)
 
     def _remove_failed_creation(self) -> None:

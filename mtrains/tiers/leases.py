@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mtrains.errors import TierIOError
-from mtrains.tiers.filesystem import FULL_ERRORS, free_bytes
+from mtrains.tiers.filesystem import open_error
 
 __all__ = ["Lease", "LeaseFile", "leased_numbers"]
 
@@ -170,7 +170,4 @@ def _open(path: Path) -> int:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             pass
-    room = ""
-    if failure.errno in FULL_ERRORS:
-        room = f"; {free_bytes(path.parent.parent)} bytes are free: make room and try again"
-    raise TierIOError(failure.errno, f"cannot open {path}{room}")
+    raise open_error(failure, path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mtrains.errors import StateError, TierIOError
+from mtrains.tiers.filesystem import open_error
 
 __all__ = ["StoreLock"]
 
@@ -97,7 +98,7 @@ def _open_lock_file(path: Path) -> int:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             pass
-    raise TierIOError(failure.errno, f"cannot open {path}")
+    raise open_error(failure, path)
 
 
 def _writable(descriptor: int) -> bool:
