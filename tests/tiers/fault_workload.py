@@ -182,8 +182,9 @@ def undisturbed(folder, shape="small"):
     return {"final": run.to_the_end(), "digests": run.digests, "passings": passings}
 
 
-def killed(folder, point, passing):
+def killed(folder, point, passing, mutation="none"):
     """Run until the process kills itself at one passing of a point, or to the end."""
+    MUTATIONS[mutation]()
     left = passing
 
     def kill(passed):

@@ -9,7 +9,7 @@ import pytest
 
 from mtrains.tiers.commit_points import CommitPoint
 
-PASSINGS = 12
+PASSINGS = 24
 
 
 def passings_of(total, wanted):
@@ -19,26 +19,39 @@ def passings_of(total, wanted):
     return sorted({1 + round(i * (total - 1) / (wanted - 1)) for i in range(wanted)})
 
 
+def kill(server, reference, folder, point, passing, mutation="none"):
+    """Kill a run at one passing of a point and go on; return (whether it was killed, what is wrong)."""
+    folder.mkdir()
+    status, _ = server.call("killed", folder, point=point, passing=passing, mutation=mutation)
+    assert status in (-9, 0), server.stderr()  # 0: the threads met fewer moments this time
+    problems = server.result(
+        "recovered",
+        folder,
+        digests=reference["digests"],
+        final=reference["final"],
+        possible=server.possible_newest((folder / "acknowledged").read_text().splitlines()),
+        oldest=passing % 2 == 0,
+    )
+    shutil.rmtree(folder)
+    return status == -9, problems
+
+
 @pytest.mark.parametrize("point", [point.name for point in CommitPoint])
 def test_a_store_killed_at_a_point_goes_on_to_the_same_bits(point, fork_server, reference, full, tmp_path):
     total = reference["passings"][point]
     assert total > 0, "the run never passes this point"
-    passings = passings_of(total, PASSINGS) if full else [(total + 1) // 2]
     kills = 0
-    for passing in passings:
-        folder = tmp_path / "run"
-        folder.mkdir()
-        status, _ = fork_server.call("killed", folder, point=point, passing=passing)
-        kills += status == -9
-        assert status in (-9, 0), fork_server.stderr()  # 0: the threads met fewer moments this time
-        problems = fork_server.result(
-            "recovered",
-            folder,
-            digests=reference["digests"],
-            final=reference["final"],
-            possible=fork_server.possible_newest((folder / "acknowledged").read_text().splitlines()),
-            oldest=passing % 2 == 0,
-        )
+    for passing in passings_of(total, PASSINGS) if full else [(total + 1) // 2]:
+        killed, problems = kill(fork_server, reference, tmp_path / "run", point, passing)
         assert problems == [], f"killed at passing {passing} of {point}"
-        shutil.rmtree(folder)
+        kills += killed
     assert kills > 0
+    print(f"{point}: {kills} kills")
+
+
+def test_deleting_before_the_commit_is_found(fork_server, reference, tmp_path):
+    found = (
+        kill(fork_server, reference, tmp_path / "run", "CHECKPOINT_WRITTEN", passing, "delete first")
+        for passing in range(3, reference["passings"]["CHECKPOINT_WRITTEN"] + 1)
+    )
+    assert any("missing" in problem for _, problems in found for problem in problems)
