@@ -175,7 +175,7 @@ class Catalog:
         except lmdb.Error as error:
             assert self._file is not None, "the catalog was opened to be read"
             what = f"committing to {self.data_path}"
-            raise commit_error(error, self._file.descriptor, what) from error
+            raise commit_error(error, self.open_environment, self._file.descriptor, what) from error
         self._passed(CommitPoint.CATALOG_COMMITTED)
 
     @property

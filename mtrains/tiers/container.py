@@ -235,6 +235,6 @@ class LmdbSegmentContainer:
                     transaction.put(FORMAT_KEY, rewrite)
         except lmdb.Error as error:
             what = f"committing to {self.data_path}"
-            raise commit_error(error, self._file.descriptor, what) from error
+            raise commit_error(error, self._open(), self._file.descriptor, what) from error
         self.commits += 1
         self._resting_pages.append(len(deletes) * SEGMENT_PAGES)

@@ -189,16 +189,20 @@ def environment_error(error: lmdb.Error, what: str) -> MtrainsError:
     return TierIOError(code, f"{what}: {error}")
 
 
-def commit_error(error: lmdb.Error, descriptor: int, what: str) -> MtrainsError:
+def commit_error(
+    error: lmdb.Error, environment: lmdb.Environment, descriptor: int, what: str
+) -> MtrainsError:
     """Return the error for a commit that failed. descriptor: of the data file, opened before it.
 
     LMDB does not tell a full disk at write(), after which nothing has changed, from one at its sync, which is final. A
-    sync of our own does: the kernel reports what went wrong with a file once to each who has it open.
+    sync of our own does: the kernel reports what went wrong with a file once to each who has it open. Nor may a
+    commit be repeated whose last page, the one that says where all others are, may or may not have been written.
     """
     if error.code in FULL_ERRORS:
         try:
             os.fdatasync(descriptor)
-        except OSError:
+            environment.begin().abort()
+        except (OSError, lmdb.Error):
             return sync_error(error, what)
     return environment_error(error, what)
 
