@@ -16,7 +16,7 @@ _SCARCE_SEGMENTS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class GcPolicy:
-    """Shares of full segments: what `Engine.choose_victims` goes by.
+    """Shares of full segments: what `Engine.empty_garbage` goes by.
 
     target: of their segments that needed rows, live or of a checkpoint, should take. young_target: that live rows
     should take of segments born after the newest checkpoint; these can be deleted at once, and what they are when the
