@@ -12,9 +12,21 @@ if TYPE_CHECKING:
     from mtrains.collection import TieredEmbeddingBagCollection
     from mtrains.devices import EmulatedDevice
     from mtrains.embedding_bag import TieredEmbedding, TieredEmbeddingBag
-    from mtrains.errors import CapacityError, FormatError, MtrainsError, StateError, TierIOError
+    from mtrains.errors import (
+        CapacityError,
+        FormatError,
+        MtrainsError,
+        PlanInfeasibleError,
+        StateError,
+        TierIOError,
+    )
     from mtrains.hbm import Hbm
     from mtrains.ignored import ignored_parameters
+    from mtrains.placement.plan import PlacementPlan
+    from mtrains.placement.planner import plan
+    from mtrains.placement.topology import Topology
+    from mtrains.placement.workload import Workload
+    from mtrains.profiler.profile import LocalityProfile
     from mtrains.scm import Scm
     from mtrains.specs import TableSpec
     from mtrains.store import Store
@@ -26,7 +38,10 @@ __all__ = [
     "EmulatedDevice",
     "FormatError",
     "Hbm",
+    "LocalityProfile",
     "MtrainsError",
+    "PlacementPlan",
+    "PlanInfeasibleError",
     "Scm",
     "StateError",
     "Store",
@@ -35,10 +50,13 @@ __all__ = [
     "TieredEmbedding",
     "TieredEmbeddingBag",
     "TieredEmbeddingBagCollection",
+    "Topology",
+    "Workload",
     "get_num_threads",
     "ignored_parameters",
     "init",
     "optim",
+    "plan",
     "set_num_threads",
 ]
 
@@ -49,7 +67,10 @@ _HOMES = {
     "EmulatedDevice": "devices",
     "FormatError": "errors",
     "Hbm": "hbm",
+    "LocalityProfile": "profiler.profile",
     "MtrainsError": "errors",
+    "PlacementPlan": "placement.plan",
+    "PlanInfeasibleError": "errors",
     "Scm": "scm",
     "StateError": "errors",
     "Store": "store",
@@ -58,8 +79,11 @@ _HOMES = {
     "TieredEmbedding": "embedding_bag",
     "TieredEmbeddingBag": "embedding_bag",
     "TieredEmbeddingBagCollection": "collection",
+    "Topology": "placement.topology",
+    "Workload": "placement.workload",
     "get_num_threads": "threads",
     "ignored_parameters": "ignored",
+    "plan": "placement.planner",
     "set_num_threads": "threads",
 }
 

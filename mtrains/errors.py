@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-__all__ = ["CapacityError", "FormatError", "MtrainsError", "StateError", "TierIOError"]
+__all__ = [
+    "CapacityError",
+    "FormatError",
+    "MtrainsError",
+    "PlanInfeasibleError",
+    "Shortfall",
+    "StateError",
+    "TierIOError",
+]
 
 
 class MtrainsError(Exception):
@@ -26,6 +36,24 @@ class TierIOError(MtrainsError, OSError):
 
 class CapacityError(MtrainsError):
     """A budget cannot hold what is needed; the message gives the need and the limit."""
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """A limit that a plan would break: what it needs and what there is, both in `unit`."""
+
+    limit: str
+    needed: float
+    available: float
+    unit: str
+
+
+class PlanInfeasibleError(MtrainsError):
+    """No placement meets the limits; `shortfalls` has the numbers of each limit that is broken."""
+
+    def __init__(self, message: str, shortfalls: Sequence[Shortfall] = ()) -> None:
+        super().__init__(message)
+        self.shortfalls = tuple(shortfalls)
 
 
 class FormatError(MtrainsError):

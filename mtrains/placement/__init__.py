@@ -1,0 +1,1 @@
+"""Where each table should live, and how many machines a model needs."""

@@ -1,0 +1,116 @@
+import dataclasses
+import json
+
+import pytest
+
+import mtrains
+from mtrains.errors import FormatError, StateError
+from mtrains.placement.plan import PlacementPlan
+
+WORKLOAD = mtrains.Workload(writer_bytes=0, compute_seconds=1e-4)
+
+
+@pytest.fixture
+def tables(cases):
+    return [cases.table(f"t{n}", rows=4000 * (n + 1), power=0.3 + 0.2 * n) for n in range(3)]
+
+
+@pytest.fixture
+def made(cases, tables):
+    return mtrains.plan(cases.profile(tables), cases.machine(dram=2.2e6, scm=6e5), workload=WORKLOAD)
+
+
+def test_each_table_is_placed_once_and_every_byte_is_counted(made, tables):
+    assert [table.name for table in made.tables] == [table.name for table in tables]
+    for tier in made.tiers:
+        indexed = [table.rows[tier.tier] for table in made.tables if not table.resident or tier.tier != "dram"]
+        assert tier.index_bytes == 16 * sum(indexed)
+        assert tier.slot_bytes == tier.index_bytes + sum(
+            table.rows[tier.tier] * table.record_bytes for table in made.tables
+        )
+        assert tier.slot_bytes == sum(table.bytes[tier.tier] for table in made.tables)
+        assert tier.used_bytes <= tier.capacity_bytes
+    dram = made.tiers[0].fixed_bytes
+    assert dram["directory"] == sum(-(-table.num_embeddings // 512) * 4096 for table in tables)
+    assert dram["window"] == 64 * 8 * sum(table.curves[0].unique_rows for table in tables)
+    for table in made.tables:
+        assert sum(table.hits.values()) + table.new + table.fetches == pytest.approx(table.unique_rows)
+        assert table.reason
+
+
+def test_a_plan_explains_its_limit_and_what_a_gib_more_would_bring(made):
+    limits = {limit.name: limit for limit in made.limits}
+    assert limits[made.binding].seconds == max(limit.seconds for limit in made.limits)
+    assert made.step_seconds == pytest.approx(limits[made.binding].seconds)
+    assert 0 <= made.gap_ratio < 0.01
+    assert all(0 < tier.next_gib_seconds < made.step_seconds for tier in made.tiers)
+    assert {"greedy", "size-proportional", "all-SSD"} == set(made.baselines)
+    assert made.baselines["greedy"]["step_seconds"] >= made.step_seconds * (1 - 1e-3)
+
+
+def test_a_plan_is_a_file(made, tmp_path):
+    made.save(tmp_path / "plan.json")
+    assert PlacementPlan.load(tmp_path / "plan.json") == made
+    assert json.loads((tmp_path / "plan.json").read_text())["mtrains_plan"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{}", "plan format None"), ("[1]", "no JSON object"), ("{", "is not a plan"),
+                          ('{"mtrains_plan": 1}', "is not a plan: 'limits'")],
+)  # fmt: skip
+def test_what_is_no_plan_is_refused(tmp_path, text, message):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(FormatError, match=message):
+        PlacementPlan.load(tmp_path / "plan.json")
+
+
+def test_a_plan_of_other_tables_is_refused_by_name(made):
+    own = {table.name: (table.num_embeddings, table.embedding_dim) for table in made.tables}
+    made.check_tables(own)
+    with pytest.raises(StateError, match="table 't1': planned 8,000 rows x 16, here 9 rows x 16"):
+        made.check_tables({**own, "t1": (9, 16)})
+    with pytest.raises(StateError, match="table 'u': planned not at all"):
+        made.check_tables({**own, "u": (9, 16)})
+
+
+def test_a_profile_without_the_curves_is_refused_with_the_command(cases, tables):
+    workload = dataclasses.replace(WORKLOAD, batch_size=999)
+    with pytest.raises(ValueError, match="mtrains profile DATA --batch-size 999 --lookahead 64 --depth 2"):
+        mtrains.plan(cases.profile(tables), cases.machine(), workload=workload)
+
+
+def test_a_cliff_in_a_curve_is_warned_of(cases, tables):
+    curve = tables[0].curves[0]
+    hits = tuple(0.0 for _ in curve.hits[:-1]) + curve.hits[-1:]
+    fetches = tuple(curve.unique_rows - one for one in hits)
+    cliff = dataclasses.replace(tables[0], curves=(dataclasses.replace(curve, hits=hits, fetches=fetches),))
+    made = mtrains.plan(cases.profile([cliff]), cases.machine(dram=1.2e6), workload=WORKLOAD)
+    assert "curve of table 't0' is not concave, gap 0." in made.warnings[0]
+
+
+def test_the_plans_bytes_are_those_that_a_store_allocates(cases):
+    """Budgets of the plan, a store, every row touched: slots and directory take what the plan said."""
+    import torch
+
+    tables = [cases.table(f"t{n}", rows=4096 * (n + 1), unique=300.0, power=0.5) for n in range(3)]
+    made = mtrains.plan(cases.profile(tables), cases.machine(dram=1.5e6), workload=WORKLOAD)
+    budgets = made.budgets()
+    total = sum(own["dram"] for own in budgets.values())
+    assert total == made.tiers[0].slot_bytes
+    with mtrains.Store(dram=total, seed=0, budgets=budgets) as store:
+        bags = [
+            mtrains.TieredEmbeddingBag(
+                one.num_embeddings, one.embedding_dim, mode="sum", store=store, name=one.name
+            )
+            for one in made.tables
+        ]
+        optimizer = mtrains.optim.RowWiseAdagrad([p for bag in bags for p in bag.parameters()], lr=0.1)
+        for _ in range(2):
+            for bag in bags:
+                for ids in torch.arange(bag.num_embeddings).split(250):
+                    bag(ids[:, None]).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        dram = store.stats().to_dict()["tiers"]["dram"]
+    assert [table.resident for table in made.tables] == [True, False, False]
+    assert dram["used_bytes"] == total
