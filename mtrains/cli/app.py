@@ -13,6 +13,7 @@ import typer
 from mtrains.cli.demo import demo
 from mtrains.cli.export import export
 from mtrains.cli.inspect import inspect
+from mtrains.cli.plan import plan
 from mtrains.cli.train import train
 from mtrains.cli.usage import UsageError
 from mtrains.cli.verify import verify
@@ -53,6 +54,7 @@ app.command()(demo)
 app.command()(inspect)
 app.command()(verify)
 app.command()(export)
+app.command()(plan)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

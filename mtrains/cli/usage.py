@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from mtrains.errors import MtrainsError
 
-__all__ = ["usage_errors"]
+__all__ = ["UsageError", "usage_errors"]
 
 
 @contextmanager

@@ -140,9 +140,7 @@ class StoreLayout:
         temporary = self.description.with_suffix(".json.tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            rest = encode(description) + b"\n"
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            os.write(descriptor, encode(description) + b"\n")
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstring>
 #include <map>
-#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -136,20 +135,15 @@ class FlatWriter {
     });
   }
   void evacuate() {
-    auto evacuation = engine_.locked([](RowStore& store) -> std::optional<Evacuation> {
+    engine_.locked([](RowStore& store) {
       for (std::uint32_t number = 1; number < store.log().segments().size(); ++number) {
         const Segment& segment = store.log().segments()[number];
         if (segment.state == SegmentState::kPublished && segment.live > 0 &&
             segment.live < segment.rows / 2) {
-          return store.log().begin_evacuation(number);
+          store.evacuate(number);
+          return;
         }
       }
-      return std::nullopt;
-    });
-    if (!evacuation) return;
-    evacuation->read();
-    engine_.locked([&](RowStore& store) {
-      if (store.log().has_room_to_empty_one()) store.evacuate(*evacuation);
     });
   }
 

@@ -1,0 +1,137 @@
+"""`mtrains plan`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mtrains.cli.usage import UsageError, usage_errors
+
+if TYPE_CHECKING:
+    from mtrains.placement.workload import Workload
+
+__all__ = ["plan"]
+
+
+def plan(
+    profile: Annotated[str | None, typer.Argument(help="A profile (mtrains profile).", metavar="PROFILE")] = None,
+    topology: Annotated[
+        str | None, typer.Option(help="A preset, or a .toml or .json file that describes the machine.")
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="How many servers of each kind: a model's name, or a profile's file.", metavar="MODEL"),
+    ] = None,
+    server: Annotated[
+        list[str] | None, typer.Option(help="With --nodes, a kind: preset or file; again for more.")
+    ] = None,
+    target_rate: Annotated[float | None, typer.Option(help="Samples a second to reach.", min=1e-3)] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Write the plan there.", metavar="FILE")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples a step, of all ranks.", min=1)] = None,
+    optimizer: Annotated[str, typer.Option(help="Whose state rows carry.")] = "rowwise_adagrad",
+    lookahead: Annotated[int, typer.Option(help="Batches whose ids are known.", min=0)] = 64,
+    depth: Annotated[int, typer.Option(help="Batches staged ahead.", min=0)] = 2,
+    compute_seconds: Annotated[
+        float | None, typer.Option(help="Of a step that waits for no row; by default from the topology.", min=0)
+    ] = None,
+    compute_limit: Annotated[
+        float | None, typer.Option(help="With --nodes, samples a second that a server computes.", min=1)
+    ] = None,
+    write_amplification: Annotated[float, typer.Option(help="Bytes written over bytes evicted.", min=1)] = 1.5,
+    checkpoint_seconds: Annotated[float | None, typer.Option(help="Between checkpoints.", min=1)] = None,
+    pages_per_fetch: Annotated[
+        float | None, typer.Option(help="4 KiB reads a fetched row, in place of the profile's.", min=1e-3)
+    ] = None,
+    all_rows: Annotated[bool, typer.Option("--all-rows", help="Make room for rows that were not seen.")] = False,
+    index_bytes: Annotated[int, typer.Option(help="Of a slot.", min=0)] = 16,
+    lookups: Annotated[
+        float | None, typer.Option(help="With --nodes and a model of one table, lookups a sample.", min=1e-3)
+    ] = None,
+    distinct_share: Annotated[
+        float | None, typer.Option(help="With --nodes, unique rows of a batch over its lookups.", min=1e-6, max=1)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="With --nodes, of weights: float32 or float16.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Place each table of a profile on a machine's tiers, or count the servers that a model needs.
+
+    Exit code 1 and the numbers where no placement meets the limits or the rate.
+    """
+    from mtrains.placement.workload import Workload
+
+    if (profile is None) == (nodes is None):
+        raise UsageError("give a PROFILE to place, or --nodes MODEL to count servers")
+    with usage_errors():
+        workload = Workload(
+            batch_size=batch_size,
+            optimizer=optimizer,
+            lookahead=lookahead,
+            depth=depth,
+            compute_seconds=compute_seconds,
+            write_amplification=write_amplification,
+            checkpoint_seconds=checkpoint_seconds,
+            pages_per_fetch=pages_per_fetch,
+            all_rows_touched=all_rows,
+            index_bytes=index_bytes,
+        )
+    if profile is not None:
+        given = (server, lookups, distinct_share, dtype, compute_limit)
+        if any(option is not None for option in given):
+            raise UsageError("--server, --lookups, --distinct-share, --dtype and --compute-limit go with --nodes")
+        if topology is None:
+            raise UsageError("--topology says on what to place: a preset or a file")
+        _place(profile, topology, target_rate, workload, output, json)
+        return
+    assert nodes is not None
+    if topology is not None or output is not None or compute_seconds is not None:
+        raise UsageError("with --nodes use --server and --compute-limit; there is no plan to write")
+    if target_rate is None:
+        raise UsageError("--nodes needs --target-rate, samples a second")
+    _count(nodes, server or [], target_rate, workload, compute_limit, (lookups, distinct_share, dtype), json)
+
+
+def _place(
+    path: str, topology: str, target_rate: float | None, workload: Workload, output: str | None, json: bool
+) -> None:
+    from mtrains.cli.render import print_json
+    from mtrains.cli.render_plan import print_plan
+    from mtrains.placement.planner import plan as place
+    from mtrains.placement.topology_file import load_topology
+    from mtrains.profiler.profile import LocalityProfile
+
+    with usage_errors():
+        machine = load_topology(topology)
+    made = place(LocalityProfile.load(path), machine, target_samples_per_second=target_rate, workload=workload)
+    for warning in made.warnings:
+        print(f"mtrains: warning: {warning}", file=sys.stderr)
+    if output is not None:
+        made.save(output)
+    if json:
+        print_json(made.to_dict())
+    else:
+        print_plan(made)
+
+
+def _count(
+    name: str,
+    servers: list[str],
+    target_rate: float,
+    workload: Workload,
+    compute_limit: float | None,
+    replaced: tuple[float | None, float | None, str | None],
+    json: bool,
+) -> None:
+    from mtrains.cli.plan_nodes import answer_nodes, choose_model
+    from mtrains.cli.render import output_console, print_json
+    from mtrains.cli.render_nodes import nodes_report
+
+    lookups, distinct_share, dtype = replaced
+    with usage_errors():
+        model = choose_model(name, lookups=lookups, distinct_share=distinct_share, dtype=dtype)
+        answer = answer_nodes(name, model, servers, target_rate, workload, compute_limit)
+    if json:
+        print_json(answer)
+    else:
+        output_console().print(nodes_report(answer))
