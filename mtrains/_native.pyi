@@ -207,7 +207,14 @@ class Engine:
     def deleted(self, numbers: Sequence[int]) -> None: ...  # after the commit that deleted them
     def undelete(self, numbers: Sequence[int]) -> None: ...  # that commit failed
     def segments(self) -> NDArray[Any]: ...  # structured: number u4, state u1 (0 filling, 1 sealed, 2 published, 3 deleting), id u8, epoch u8, rows u4, live u4, used_pages u2, offset u8
-    def evacuate(self, number: int) -> int: ...  # appends the rows that are current there to the present epoch's stream; rows moved
+    def empty_garbage(
+        self, checkpoints: Sequence[int], limit: int, *, target: float, young_target: float, old_share: float, slack: int, only_young: bool
+    ) -> list[tuple[int, int, str]]: ...
+    # chooses segments to empty (mtrains.tiers.gc.GcPolicy), the most worthwhile first, and appends their rows to the present epoch's
+    # stream. For each: segment id; bytes of rows moved, or -1 if there was no room for them; what is damaged, or "": such a segment is
+    # not chosen again. Passes go on while segments are read.
+    def evacuate(self, number: int) -> int: ...  # the same of one segment; FormatError if it is damaged
+    def log_use(self, checkpoints: Sequence[int]) -> tuple[float, float, float]: ...  # bytes of segments: live, held by these checkpoints alone, dead
     # --- checkpoints
     def epoch(self) -> int: ...
     def begin_checkpoint(self) -> int: ...  # C = E; E += 1; StateError while rows are owed

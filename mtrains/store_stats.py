@@ -8,7 +8,6 @@ from typing import Any
 
 from mtrains import _native
 from mtrains.tiers.chain import SLOT_TIERS
-from mtrains.tiers.gc import disk_use
 from mtrains.tiers.reader_session import ReaderSession
 from mtrains.tiers.session import Session
 
@@ -23,14 +22,15 @@ class StoreStats:
     Of a slot tier: hits (accesses that found their row there), evictions, dirty_evictions, rows_in (from the tier
     above), rows_out (to the one that computes); of the first also new (first touches), fetches (from the log),
     refetches. Of the log: rows_read, block_reads, bytes_read, rows_appended, bytes_appended, gc_rows,
-    bytes_written, segments_deleted, segments_damaged (that garbage collection could not read), ...
+    gc_bytes_appended, bytes_written, segments_deleted, segments_damaged (that garbage collection could not read), ...
     seconds: where time went: compute, io_wait (reads of the log), write_back (waits for room in the log),
     writing (the writer thread's commits), ... io_engine: the effective one; refused_engines: which others
     were refused, and why. providers: what each slot tier is made of.
-    emulated: tiers that stand in for a device that is not there. write_amplification: bytes written over
-    bytes of rows that training appended. live_bytes: of segments' rows that are current; held_bytes: that
-    only checkpoints need; dead_bytes: of neither; the three by share of rows. disk_bytes: allocated for all
-    files.
+    emulated: tiers that stand in for a device that is not there. write_amplification: bytes of segments written
+    over bytes of rows that training appended (headers, checksums, what checkpoints left empty and garbage
+    collection are the rest); gc_write_ratio: bytes of rows that garbage collection appended over the same.
+    live_bytes: of segments' rows that are current; held_bytes: that only checkpoints need, retained or running;
+    dead_bytes: of neither; the three by share of rows. disk_bytes: allocated for all files.
     """
 
     tiers: Mapping[str, Mapping[str, float]]
@@ -42,6 +42,7 @@ class StoreStats:
     checkpoints: int
     folded_pages: int
     write_amplification: float
+    gc_write_ratio: float
     live_bytes: int
     held_bytes: int
     dead_bytes: int
@@ -71,9 +72,8 @@ def collect_stats(session: Session | ReaderSession) -> StoreStats:
         "commits": writer.commits,
         "bytes_written": written,
     }
-    user_rows = ssd["rows_appended"] - ssd["gc_rows"]
-    user_bytes = ssd["bytes_appended"] * user_rows / ssd["rows_appended"] if ssd["rows_appended"] else 0.0
-    use = disk_use(engine.segments(), session.held_rows())
+    user_bytes = ssd["bytes_appended"] - ssd["gc_bytes_appended"]
+    live_bytes, held_bytes, dead_bytes = engine.log_use(session.needed_epochs())
     return StoreStats(
         tiers={**{tier: counters[tier] for tier in SLOT_TIERS if tier in counters}, "ssd": ssd},
         seconds={**counters["time"], "writing": writer.write_seconds},
@@ -84,9 +84,10 @@ def collect_stats(session: Session | ReaderSession) -> StoreStats:
         checkpoints=session.checkpoint_count,
         folded_pages=session.folded_pages,
         write_amplification=written / user_bytes if user_bytes else 0.0,
-        live_bytes=use.live_bytes,
-        held_bytes=use.held_bytes,
-        dead_bytes=use.dead_bytes,
+        gc_write_ratio=ssd["gc_bytes_appended"] / user_bytes if user_bytes else 0.0,
+        live_bytes=round(live_bytes),
+        held_bytes=round(held_bytes),
+        dead_bytes=round(dead_bytes),
         disk_bytes=session.budget.allocated_bytes(),
     )
 

@@ -270,7 +270,7 @@ def test_a_leased_checkpoint_outlives_20_others_and_goes_with_its_reader(trainer
         trainer.run(f"rewrite({tag}); checkpoint({tag})")
         if tag % 5 == 0:
             assert reader.run("_ = store.digest()") == kept
-    segments = trainer.run("_ = len(store._session.held_rows())")
+    epochs = trainer.run("_ = len(store._session.needed_epochs())")
     assert trainer.run("_ = store.stats().tiers['ssd']['segments_deleted']") > 20
     assert trainer.run("_ = [c.tag for c in store.checkpoints()]") == ["kept", 18, 19]
     held = trainer.run("_ = store.stats().held_bytes")
@@ -283,7 +283,7 @@ def test_a_leased_checkpoint_outlives_20_others_and_goes_with_its_reader(trainer
     trainer.run("rewrite(98); checkpoint('after'); rewrite(99); checkpoint('later')")
     assert trainer.run("_ = [c.tag for c in store.checkpoints()]") == ["after", "later"]
     assert trainer.run("_ = store.stats().held_bytes") < held
-    assert trainer.run("_ = len(store._session.held_rows())") < segments
+    assert trainer.run("_ = len(store._session.needed_epochs())") < epochs
     trainer.run("store.close()")
     assert verify_store(path) == []
 

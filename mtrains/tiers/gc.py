@@ -1,133 +1,84 @@
-"""Which segments to empty: the policy of garbage collection. The engine moves the rows, the log writer
-deletes."""
+"""How much garbage collection does: which share of the disk may be garbage, and which share of IO it may take.
+
+The engine knows the segments and moves the rows, the log writer deletes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mtrains import _native
-from mtrains.tiers.container import SEGMENT_PAGES
-
-__all__ = [
-    "DEFAULT_POLICY",
-    "SLACK_SEGMENTS",
-    "TARGET_LIVE_RATIO",
-    "DiskUse",
-    "GcPolicy",
-    "choose_victims",
-    "disk_use",
-    "packed_share",
-    "policy_for",
-]
-
-# Source: models of disk over live bytes; at 0.7 disk stays at 1.4 x (live + held) and write amplification
-# near 2.
-TARGET_LIVE_RATIO = 0.7
-_FULL_RATIO = 0.9  # emptying fuller segments gains too little
-_PUBLISHED = 2
+__all__ = ["DEFAULT_POLICY", "SLACK_SEGMENTS", "GcPolicy", "IoShare", "policy_for"]
 
 # So many segments' worth of dead bytes are left alone: checkpoints of few rows would else copy all live rows each time.
 SLACK_SEGMENTS = 32
 # With room for fewer segments than this, less and less is left alone.
 _SCARCE_SEGMENTS = 64
-_BUFFER_PAGES = (17, SEGMENT_PAGES)  # least and most that a segment has when it is full
 
 
 @dataclass(frozen=True, kw_only=True)
 class GcPolicy:
-    """target: share of their segments that live rows should take. slack: segments that may be dead all the same."""
+    """Shares of full segments: what `Engine.empty_garbage` goes by.
 
-    target: float = TARGET_LIVE_RATIO
+    target: of their segments that needed rows, live or of a checkpoint, should take. young_target: that live rows
+    should take of segments born after the newest checkpoint; these can be deleted at once, and what they are when the
+    next one begins is held. old_share: an older segment with less of it live is emptied before the next checkpoint
+    holds it as well. slack: segments that may be dead all the same.
+
+    Source of the values: a model of uniform updates with two checkpoints kept: disk stays within 1.5 x (live + held),
+    and what is written at 1.8 x.
+    """
+
+    target: float = 0.7
+    young_target: float = 0.8
+    old_share: float = 0.2
     slack: int = SLACK_SEGMENTS
 
 
 DEFAULT_POLICY = GcPolicy()
+_SCARCE_POLICY = GcPolicy(target=0.9, young_target=0.9, old_share=0.6, slack=0)
 
 
 def policy_for(room: int) -> GcPolicy:
     """Return what to aim at with room on the disk for so many more segments: the less, the fuller they get."""
     share = min(max(0, room), _SCARCE_SEGMENTS) / _SCARCE_SEGMENTS
+
+    def between(scarce: float, default: float) -> float:
+        return scarce + (default - scarce) * share
+
     return GcPolicy(
-        target=_FULL_RATIO - (_FULL_RATIO - TARGET_LIVE_RATIO) * share, slack=round(SLACK_SEGMENTS * share)
+        target=between(_SCARCE_POLICY.target, DEFAULT_POLICY.target),
+        young_target=between(_SCARCE_POLICY.young_target, DEFAULT_POLICY.young_target),
+        old_share=between(_SCARCE_POLICY.old_share, DEFAULT_POLICY.old_share),
+        slack=round(between(_SCARCE_POLICY.slack, DEFAULT_POLICY.slack)),
     )
 
 
-def packed_share(slot_bytes: int) -> float:
-    """Return the share of its pages that a full segment has: its buffer is no larger than the budget."""
-    least, most = _BUFFER_PAGES
-    return min(max(slot_bytes // 4096 + 1, least), most) / SEGMENT_PAGES
+class IoShare:
+    """What garbage collection may read and write, in segments: a fixed multiple of what training appends.
 
-
-def choose_victims(
-    segments: NDArray[Any],
-    limit: int,
-    emptied: Collection[int] = (),
-    policy: GcPolicy = DEFAULT_POLICY,
-    packed: float = 1.0,
-) -> list[int]:
-    """Return numbers of at most `limit` segments to evacuate, the emptiest first; none while enough is live.
-
-    segments: `Engine.segments()`. emptied: ids of segments that were evacuated; what is live there is dirty in slots,
-    and leaves when these are written. packed: see `packed_share`; evacuated rows fill segments so far.
-
-    Only segments with live rows count: those without are dead, or held by
-    checkpoints until they are dropped, and evacuating cannot free either. So held bytes never cause writes,
-    and live ones stay within 1 / `target` of their disk, or `slack` segments.
+    So it takes at most RATIO / (RATIO + 1) of the log's IO, and writes less than two bytes for each of training's. What
+    it does not need is not saved up beyond LIMIT. Where room is scarce the writer does not ask.
     """
-    active = segments[(segments["state"] == _PUBLISHED) & (segments["live"] > 0)]
-    if emptied:
-        active = active[~np.isin(active["id"], np.fromiter(emptied, np.uint64))]
-    if len(active) == 0:
-        return []
-    ratios = np.minimum(live_ratios(active) / packed, 1.0)
-    candidates = np.flatnonzero(ratios < _FULL_RATIO)
-    order = candidates[np.argsort(ratios[candidates], kind="stable")][:limit]
-    victims: list[int] = []
-    live, count = float(ratios.sum()), float(len(active))
-    for index in order:
-        if live / count >= policy.target or count - live <= policy.slack:
-            break
-        victims.append(int(active["number"][index]))
-        # Its rows go to a new segment, packed; so many segments hold the same live rows.
-        count += float(ratios[index]) - 1.0
-    return victims
 
+    # Emptying segments that are 0.6 full reads and writes 4 bytes for each that training may append then.
+    RATIO = 4.0
+    LIMIT = 64.0
 
-def live_ratios(segments: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the share of each segment that live rows take; what a checkpoint left empty is not live."""
-    used = segments["used_pages"] / SEGMENT_PAGES
-    return np.asarray(segments["live"] / np.maximum(segments["rows"], 1) * used, dtype=np.float64)
+    def __init__(self) -> None:
+        self._left = 0.0
 
+    @property
+    def is_left(self) -> bool:
+        """Whether another segment may be emptied now."""
+        return self._left > 0
 
-@dataclass(frozen=True, kw_only=True)
-class DiskUse:
-    """Bytes of segments by what needs their rows: the present state, checkpoints alone, nothing."""
+    def appended(self, num_segments: int) -> None:
+        """Segments were appended, of whatever rows."""
+        self._left = min(self.LIMIT, self._left + self.RATIO * num_segments)
 
-    live_bytes: int
-    held_bytes: int
-    dead_bytes: int
+    def emptied(self, live_share: float) -> None:
+        """A segment was read, and so much of one is appended for it, which is not training's."""
+        self._left -= 1 + live_share + self.RATIO * live_share
 
-
-def disk_use(segments: NDArray[Any], held_rows: Mapping[int, int]) -> DiskUse:
-    """Share each published segment's bytes among live, held and dead rows; padding is dead.
-
-    held_rows: segment id -> rows that some checkpoint needs (live ones among them).
-    """
-    live = held = total = 0.0
-    for segment in segments[segments["state"] >= _PUBLISHED]:
-        rows = int(segment["rows"])
-        total += _native.SEGMENT_BYTES
-        if rows == 0:
-            held += _native.SEGMENT_BYTES if int(segment["id"]) in held_rows else 0
-            continue
-        used = int(segment["used_pages"]) / SEGMENT_PAGES * _native.SEGMENT_BYTES
-        live_share = int(segment["live"]) / rows
-        needed_share = max(live_share, held_rows.get(int(segment["id"]), 0) / rows)
-        live += live_share * used
-        held += (needed_share - live_share) * used
-    return DiskUse(live_bytes=round(live), held_bytes=round(held), dead_bytes=round(total - live - held))
+    def not_needed(self) -> None:
+        """There is nothing to collect."""
+        self._left = min(self._left, 0.0)

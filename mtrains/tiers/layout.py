@@ -140,7 +140,9 @@ class StoreLayout:
         temporary = self.description.with_suffix(".json.tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            os.write(descriptor, encode(description) + b"\n")
+            rest = encode(description) + b"\n"
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

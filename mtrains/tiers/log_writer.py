@@ -7,18 +7,16 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from numpy.typing import NDArray
-
 from mtrains import _native
-from mtrains.errors import FormatError, MtrainsError, StateError, TierIOError
+from mtrains.errors import MtrainsError, StateError, TierIOError
 from mtrains.tiers.catalog_records import TableRecord
 from mtrains.tiers.commit_points import CommitPoint, PassedPoint
 from mtrains.tiers.container import SegmentContainer
 from mtrains.tiers.environment import is_full
-from mtrains.tiers.gc import DEFAULT_POLICY, GcPolicy, choose_victims, policy_for
+from mtrains.tiers.gc import DEFAULT_POLICY, GcPolicy, IoShare, policy_for
 from mtrains.tiers.jobs import Job, Ticket
 from mtrains.tiers.segment_meta import SegmentMeta
 
@@ -30,11 +28,7 @@ _GATHER_SECONDS = 0.2
 _MAX_DELETES = 64
 _IDLE_SECONDS = 0.5
 _RETRY_SECONDS = 0.25
-# Evacuations allowed per appended segment. With 0.7 live in each, 7 of 10 segments' bytes are written to free
-# 3.
-_EVACUATIONS_PER_SEGMENT = 3
-_MAX_CREDIT = 48
-_PUBLISHED = 2  # state in Engine.segments()
+_MAX_EMPTIED = 16  # segments, before what waits is committed
 _MAX_LENT = 12.0  # segments' worth of rows that evacuation may write within the reserve
 Result = TypeVar("Result")
 
@@ -56,7 +50,6 @@ class WriterContext:
     """What the writer must know of the store. The callables are called on the writer thread."""
 
     uuid: str
-    packed: float  # share of its pages that a full segment has
     retained_epochs: Callable[[], Sequence[int]]  # of the last committed catalog
     tables: Callable[[], Sequence[TableRecord]]
     closing_meta: Callable[[int], bytes | None]  # meta bytes of the segment that closes an epoch
@@ -90,10 +83,8 @@ class LogWriter:
         self._stopping = False
         self._poked = threading.Event()
         self._sealed_ids: set[int] = set()
-        self._credit = 0.0
+        self._io_share = IoShare()
         self._more = False  # background work is left
-        self._emptied: set[int] = set()  # ids of evacuated segments
-        self._damaged: set[int] = set()  # ids of segments that could not be read
         self._lent = 0.0  # segments' worth of moved rows that may still be appended within the reserve
         self._epochs_mutex = threading.Lock()  # no segment is chosen for deletion while a checkpoint begins
         self._running_epoch: int | None = None
@@ -162,6 +153,10 @@ class LogWriter:
         with self._epochs_mutex:
             self._running_epoch = None
 
+    def needed_epochs(self) -> list[int]:
+        """Return the epochs of checkpoints that are retained, or running."""
+        return [*self._context.retained_epochs(), *self._protected]
+
     def final_error(self) -> StateError:
         """Return why nothing can be written, for a caller to raise."""
         self._told = True
@@ -217,8 +212,7 @@ class LogWriter:
             self._poked.wait(_RETRY_SECONDS)
             self._poked.clear()
         else:
-            limit = max(1, _EVACUATIONS_PER_SEGMENT * len(segments))
-            self._more = self._collect(limit) or self._context.background()
+            self._more = self._collect() or self._context.background()
 
     def _gather(self, present: int) -> list[_native.SealedSegment]:
         """Wait a little for more segments: a commit costs the same for one and for several."""
@@ -267,14 +261,14 @@ class LogWriter:
             if len(left) == len(segments):
                 self._stop_passes(error)
                 return False
-        self._credit = min(_MAX_CREDIT, self._credit + _EVACUATIONS_PER_SEGMENT * len(segments))
+        self._io_share.appended(len(segments))
         return True
 
     def _commit(self, segments: list[_native.SealedSegment], privileged: bool = False) -> None:
         begin = self._context.clock()
         privileged = privileged or self._is_checkpoint(segments)
         with self._epochs_mutex:
-            due = self._engine.take_deletable(self._needed_epochs(), _MAX_DELETES)
+            due = self._engine.take_deletable(self.needed_epochs(), _MAX_DELETES)
         if not due and not segments:
             return
         numbers = [number for number, _ in due]
@@ -333,9 +327,6 @@ class LogWriter:
         running = self._running_epoch
         return running is not None and all(segment.epoch <= running for segment in segments)
 
-    def _needed_epochs(self) -> list[int]:
-        return [*self._context.retained_epochs(), *self._protected]
-
     # --- room
 
     def _append_where_room_is(self, segments: list[_native.SealedSegment]) -> list[_native.SealedSegment]:
@@ -372,12 +363,12 @@ class LogWriter:
 
         left: the segments that wait. One of them is committed within the reserve if evacuation needs its place.
         """
-        segments = self._engine.segments()
-        newest = max(self._needed_epochs(), default=0)
-        young = segments[segments["epoch"] > newest]
         moved = 0
-        for victim in self._victims(young, _GROUP_SEGMENTS, GcPolicy(slack=0)):
-            while not (done := self._evacuate(victim)) and left:
+        policy = GcPolicy(young_target=0.7, slack=0)
+        moved = 0
+        for _ in range(_GROUP_SEGMENTS):
+            emptied = self._empty(1, policy, only_young=True)
+            while emptied is None and left:
                 try:
                     self._commit(left[:1], privileged=True)
                 except MtrainsError as error:
@@ -385,9 +376,10 @@ class LogWriter:
                         raise
                     return moved > 0
                 del left[0]
-            if not done:
+                emptied = self._empty(1, policy, only_young=True)
+            if not emptied:
                 break
-            moved += 1
+            moved += emptied
         return moved > 0
 
     def _delete_due(self) -> bool:
@@ -402,27 +394,20 @@ class LogWriter:
             hint = "if a step of an optimizer was stopped half way, restore the last checkpoint"
             self._engine.fail(code or errno.ENOSPC, f"{error}; {hint}")
 
-    def _collect(self, limit: int) -> bool:
-        """Evacuate at most `limit` segments if too little is live and the share of IO allows it; whether any was.
+    def _collect(self) -> bool:
+        """Empty some segments if too little is live and the share of IO has any left; whether any was.
 
         Where room is scarce, what a checkpoint needs stays until shortly before the next one (`collect_held`): the
         old place is held until then, and the new one takes room. The share of IO does not count then.
         """
         policy, _ = self._policy()
         scarce = policy != DEFAULT_POLICY
-        segments = self._engine.segments()
-        self._emptied.intersection_update(segments["id"].tolist())
-        if scarce:
-            segments = segments[segments["epoch"] > max(self._needed_epochs(), default=0)]
-        victims = self._victims(segments, limit, policy) if self._credit > 0 or scarce else []
-        if not victims:
-            self._credit = 0.0
-        moved = 0
-        for victim in victims:
-            if not (scarce or self._credit > 0) or not self._evacuate(victim):
-                break
-            moved += 1
-        return moved > 0
+        if not (scarce or self._io_share.is_left):
+            return False
+        emptied = self._empty(_MAX_EMPTIED, policy, only_young=scarce)
+        if emptied == 0:
+            self._io_share.not_needed()
+        return bool(emptied)
 
     def collect_held(self, waiting: int) -> bool:
         """Where room is scarce, evacuate a segment that only the next checkpoint lets go; whether there may be more.
@@ -432,12 +417,10 @@ class LogWriter:
         policy, room = self._policy()
         if policy == DEFAULT_POLICY or room - waiting + _MAX_LENT < 1:
             return False
-        segments = self._engine.segments()
-        room -= int((segments["state"] < _PUBLISHED).sum())
-        victims = self._victims(segments, 1, policy) if room - waiting + _MAX_LENT >= 1 else []
-        if victims:
-            self._evacuate(victims[0])  # or after the next group was committed
-        return bool(victims)
+        room -= self._engine.pending_segments(self._engine.epoch())
+        if room - waiting + _MAX_LENT < 1:
+            return False
+        return self._empty(1, policy) != 0  # None: after the next group was committed
 
     def _policy(self) -> tuple[GcPolicy, int]:
         """Return what to aim at and the room that there is, after what may be deleted was, if it is scarce."""
@@ -448,35 +431,34 @@ class LogWriter:
         self.scarce = policy != DEFAULT_POLICY
         return policy, room
 
-    def _victims(self, segments: NDArray[Any], limit: int, policy: GcPolicy) -> list[Any]:
-        spared = self._emptied | self._damaged
-        numbers = choose_victims(segments, limit, spared, policy, self._context.packed)
-        return [segments[segments["number"] == number][0] for number in numbers]
+    def _empty(self, limit: int, policy: GcPolicy, *, only_young: bool = False) -> int | None:
+        """Empty segments; return how many, or None if what waits must be committed first.
 
-    def _evacuate(self, victim: Any) -> bool:  # noqa: ANN401 - a record of Engine.segments()
-        """Evacuate a segment, or find that it cannot be read; False: commits of pending segments come first."""
-        segment_id = int(victim["id"])
-        try:
-            if self._engine.evacuate(int(victim["number"])) < 0:
-                return False
-        except (FormatError, TierIOError) as error:
-            self._damaged.add(segment_id)
-            self.counters.segments_damaged += 1
-            print(
-                f"mtrains: garbage collection leaves segment {segment_id} of {self._container.data_path} as it "
-                f"is: {error}; `mtrains verify` names what is damaged",
-                file=sys.stderr,
-            )
-            return True
-        self._emptied.add(segment_id)
-        self._context.passed(CommitPoint.GC_EVACUATED)
-        share = _live_share(victim)
-        # What it writes gives credit once it is appended; taken away here, so that only training's bytes do.
-        self._credit -= 1 + _EVACUATIONS_PER_SEGMENT * share
-        self._lent = min(_MAX_LENT, self._lent + share)
-        self.counters.segments_evacuated += 1
-        return True
+        Some of them may turn out to be damaged and stay as they are.
+        """
+        results = self._engine.empty_garbage(
+            self.needed_epochs(), limit, **asdict(policy), only_young=only_young
+        )
+        done = 0
+        for segment_id, moved_bytes, damage in results:
+            if moved_bytes < 0:
+                continue
+            done += 1
+            if damage:
+                self._report_damage(segment_id, damage)
+                continue
+            share = moved_bytes / _native.SEGMENT_BYTES
+            self._io_share.emptied(share)
+            self._lent = min(_MAX_LENT, self._lent + share)
+            self.counters.segments_evacuated += 1
+        if done:
+            self._context.passed(CommitPoint.GC_EVACUATED)
+        return None if results and not done else done
 
-
-def _live_share(segment: Any) -> float:  # noqa: ANN401
-    return float(segment["live"]) / float(segment["rows"])
+    def _report_damage(self, segment_id: int, damage: str) -> None:
+        self.counters.segments_damaged += 1
+        print(
+            f"mtrains: garbage collection leaves segment {segment_id} of {self._container.data_path} as it "
+            f"is: {damage}; `mtrains verify` names what is damaged",
+            file=sys.stderr,
+        )

@@ -226,9 +226,9 @@ class ReaderSession:
         """Return zeros: nothing is written."""
         return WriterCounters()
 
-    def held_rows(self) -> dict[int, int]:
-        """Return nothing: no older checkpoint is held."""
-        return {}
+    def needed_epochs(self) -> list[int]:
+        """Return the epochs whose rows are on disk for checkpoints alone: none that this session knows."""
+        return []
 
     def _keep_counters(self) -> None:
         for tier, values in self.engine.stats().items():

@@ -15,7 +15,7 @@ import lmdb
 from mtrains import _native
 from mtrains.errors import MtrainsError, StateError
 from mtrains.tiers.catalog import Catalog
-from mtrains.tiers.catalog_records import CheckpointRecord, TableCut, TableRecord, is_needed, retained
+from mtrains.tiers.catalog_records import CheckpointRecord, TableCut, TableRecord, retained
 from mtrains.tiers.chain import Chain, ChainConfig
 from mtrains.tiers.checkpoint import (
     CheckpointDraft,
@@ -32,7 +32,6 @@ from mtrains.tiers.disk_budget import DiskBudget
 from mtrains.tiers.environment import environment_error, is_full
 from mtrains.tiers.filesystem import check_file_system
 from mtrains.tiers.fold import Fold, base_bytes, foldable
-from mtrains.tiers.gc import packed_share
 from mtrains.tiers.jobs import Ticket
 from mtrains.tiers.layout import StoreLayout
 from mtrains.tiers.leases import LeaseFile
@@ -167,7 +166,6 @@ class Session:
         )
         context = WriterContext(
             uuid=self.state.uuid,
-            packed=packed_share(self.options.chain.total_bytes),
             retained_epochs=lambda: [record.epoch for record in self.checkpoints],
             tables=lambda: self.tables,
             closing_meta=lambda epoch: self._closing_metas.pop(epoch, None),
@@ -332,14 +330,9 @@ class Session:
         before, last = self._counters_before, self.writer.counters
         return WriterCounters(**{name: getattr(before, name) + getattr(last, name) for name in vars(before)})
 
-    def held_rows(self) -> dict[int, int]:
-        """Return, by segment id, how many rows some retained checkpoint needs, as the catalog says."""
-        epochs = [record.epoch for record in self.checkpoints]
-        held = {}
-        for segment in read_segments(self.catalog):
-            if is_needed(segment, epochs):
-                held[segment.segment_id] = max(segment.rows_at(epoch) for epoch in epochs)
-        return held
+    def needed_epochs(self) -> list[int]:
+        """Return the epochs of checkpoints that are retained, or running."""
+        return self.writer.needed_epochs()
 
     def read_extra(self, record: CheckpointRecord) -> bytes:
         """Return the caller's bytes of a checkpoint."""

@@ -10,11 +10,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <stdexcept>
 #include <tuple>
 
 #include "arrays.h"
 #include "device.h"
+#include "mtrains/errors.h"
 #include "segments.h"
 
 using namespace nanobind::literals;
@@ -144,7 +147,8 @@ nb::dict stats(Engine& engine) {
   }
   s["rows_read"] = log.rows_read, s["block_reads"] = log.block_reads, s["bytes_read"] = log.bytes_read;
   s["rows_forwarded"] = log.rows_forwarded, s["rows_appended"] = log.rows_appended;
-  s["bytes_appended"] = log.bytes_appended, s["gc_rows"] = log.gc_rows,
+  s["bytes_appended"] = log.bytes_appended, s["gc_rows"] = log.gc_rows;
+  s["gc_bytes_appended"] = log.gc_bytes;
   s["segments_sealed"] = log.segments_sealed;
   t["plan"] = times.plan_seconds, t["move"] = times.move_seconds, t["compute"] = times.compute_seconds;
   t["io_wait"] = log.read_seconds, t["write_back"] = log.stall_seconds;
@@ -248,9 +252,9 @@ nb::dict changes(Engine& engine, std::uint64_t epoch) {
     engine.locked([&](RowStore& store) {
       delta = store.log().delta(epoch);
       const auto& all = store.log().segments();
-      for (std::uint32_t number = 1; number < all.size(); ++number) {
+      for (const std::uint32_t number : store.log().changed()) {
         const Segment& segment = all[number];
-        if (segment.state == SegmentState::kUnused || !segment.changed || segment.epoch > epoch) continue;
+        if (segment.epoch > epoch) continue;
         changed.push_back(row_of(number, segment));
         for (const auto& [newer, rows] : segment.superseded) {
           if (newer <= epoch) superseded.insert(superseded.end(), {number, newer, rows});
@@ -290,6 +294,80 @@ nb::dict changes(Engine& engine, std::uint64_t epoch) {
   result["superseded"] = own(std::move(superseded), {entries, 3});
   result["removed"] = removed;
   return result;
+}
+
+struct Emptied {
+  GarbageVictim victim;
+  std::int64_t moved_bytes = -1;  // or no room now
+  std::string damage;
+};
+
+// Chooses segments and moves their rows, by two short locks for all of them: at each a pass that runs is
+// waited for. `choose` is called with the store locked.
+std::vector<Emptied> empty_segments(Engine& engine,
+                                    const std::function<std::vector<GarbageVictim>(SegmentLog&)>& choose) {
+  std::vector<Emptied> results;
+  std::vector<std::optional<Evacuation>> evacuations;
+  const auto attempt = [](Emptied& result, const auto& call) {
+    try {
+      call();
+    } catch (const CorruptionError& error) {
+      result.damage = error.what();
+    } catch (const IoError& error) {
+      result.damage = error.what();
+    }
+  };
+  const bool has_room = engine.locked([&](RowStore& store) {
+    for (const GarbageVictim& victim : choose(store.log())) {
+      results.push_back({.victim = victim, .moved_bytes = -1, .damage = ""});
+      evacuations.push_back(store.log().begin_evacuation(victim.number));
+    }
+    return store.log().has_room_to_empty_one();
+  });
+  if (!has_room || results.empty()) return results;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (evacuations[i]) attempt(results[i], [&] { evacuations[i]->read(); });
+  }
+  engine.locked([&](RowStore& store) {
+    for (std::size_t i = 0; i < results.size() && store.log().has_room_to_empty_one(); ++i) {
+      results[i].moved_bytes = 0;
+      if (!evacuations[i] || !results[i].damage.empty()) continue;
+      attempt(results[i],
+              [&] { results[i].moved_bytes = static_cast<std::int64_t>(store.evacuate(*evacuations[i])); });
+    }
+    for (const Emptied& result : results) {
+      if (result.moved_bytes >= 0 && !result.damage.empty()) store.log().spare(result.victim.number);
+    }
+  });
+  return results;
+}
+
+nb::list empty_garbage(Engine& engine, const Epochs& checkpoints, std::size_t limit, double target,
+                       double young_target, double old_share, std::uint32_t slack, bool only_young) {
+  std::vector<Emptied> emptied;
+  {
+    const nb::gil_scoped_release release;
+    GarbagePolicy policy;
+    policy.target = target;
+    policy.young_target = young_target;
+    policy.old_share = old_share;
+    policy.slack = slack;
+    policy.only_young = only_young;
+    emptied = empty_segments(engine,
+                             [&](SegmentLog& log) { return log.choose_victims(checkpoints, limit, policy); });
+  }
+  nb::list list;
+  for (const Emptied& result : emptied)
+    list.append(nb::make_tuple(result.victim.id, result.moved_bytes, result.damage));
+  return list;
+}
+
+std::int64_t evacuate(Engine& engine, std::uint32_t number) {
+  const std::vector<Emptied> emptied = empty_segments(engine, [number](SegmentLog& log) {
+    return std::vector<GarbageVictim>{{number, log.segments().at(number).id, 0}};
+  });
+  if (!emptied[0].damage.empty()) throw CorruptionError(emptied[0].damage);
+  return emptied[0].moved_bytes;
 }
 
 void load_segments(Engine& engine, ArrayIn<std::uint32_t, nb::ndim<1>> numbers,
@@ -595,6 +673,15 @@ void bind_log(nb::class_<Engine>& engine) {
             });
           },
           Release(), "numbers"_a)
+      .def("empty_garbage", &empty_garbage, "checkpoints"_a, "limit"_a, nb::kw_only(), "target"_a,
+           "young_target"_a, "old_share"_a, "slack"_a, "only_young"_a)
+      .def(
+          "log_use",
+          [](Engine& self, const Epochs& checkpoints) {
+            const LogUse use = self.locked([&](RowStore& store) { return store.log().use(checkpoints); });
+            return std::tuple(use.live, use.held, use.dead);
+          },
+          Release(), "checkpoints"_a)
       .def("segments", &segments);
 }
 
@@ -627,12 +714,7 @@ void bind_checkpoints(nb::class_<Engine>& engine) {
             self.locked([&](RowStore& store) { store.log().forget(epoch, oldest_retained); });
           },
           Release(), "epoch"_a, "oldest_retained"_a)
-      .def(
-          "evacuate",
-          [](Engine& self, std::uint32_t number) {
-            return self.locked([&](RowStore& store) { return store.evacuate(number); });
-          },
-          Release(), "number"_a);
+      .def("evacuate", &evacuate, Release(), "number"_a);
 }
 
 }  // namespace

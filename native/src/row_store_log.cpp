@@ -19,22 +19,6 @@ constexpr std::size_t kPeekRows = 4096;
 // Slots or rows that one sweep call looks at, so that the engine's lock is held shortly.
 constexpr std::uint64_t kSweepLook = std::uint64_t{1} << 19;
 
-// The rows of block b, after checking it; those of a record longer than a block joined in `joined`.
-const std::byte* checked_block(const std::byte* image, std::uint64_t segment_id, std::uint32_t b,
-                               std::size_t stride, std::vector<std::byte>& joined) {
-  const std::uint32_t chunks = blocks_per_record(stride);
-  joined.resize(chunks * kBlockDataBytes);
-  for (std::uint32_t i = 0; i < chunks; ++i) {
-    const std::byte* block = image + (kSegmentPages - 1 - (b - i)) * kPageBytes;
-    if (!check_block(block, segment_id, b - i)) {
-      throw CorruptionError("block " + std::to_string(b - i) + " of segment " + std::to_string(segment_id) +
-                            " is not what was written (checksum or segment id differs)");
-    }
-    std::memcpy(joined.data() + i * kBlockDataBytes, block, kBlockDataBytes);
-  }
-  return joined.data();
-}
-
 }  // namespace
 
 // --- base pages
@@ -246,45 +230,55 @@ std::uint64_t RowStore::sweep_resident(Table& table, std::size_t max_rows) {
 
 // --- garbage collection
 
-std::int64_t RowStore::evacuate(std::uint32_t number) {
-  if (!log_.has_room(log_.segments_to_hold_one())) return -1;
-  const Segment segment = log_.segments().at(number);  // a copy: appending may move the table
-  if (segment.state != SegmentState::kPublished) return 0;
-  MemoryMap image(kSegmentImageBytes, /*huge=*/false);
-  log_.read_image(number, image.data());
-  const SegmentHeader header = parse_header(image.data() + kValueOffset, kSegmentBytes);
-  if (header.segment_id != segment.id) {
-    throw CorruptionError("segment " + std::to_string(segment.id) + ": its place holds segment " +
-                          std::to_string(header.segment_id));
-  }
-  std::int64_t moved = 0;
-  std::vector<std::byte> joined;
-  for (std::uint32_t b = 0; b < header.blocks.size(); ++b) {
-    const BlockContents& block = header.blocks[b];
+std::uint64_t RowStore::evacuate(Evacuation& evacuation) {
+  const std::uint32_t number = evacuation.number();
+  const Segment& segment = log_.segments().at(number);
+  if (segment.state != SegmentState::kPublished || segment.id != evacuation.segment_id()) return 0;
+  const LogCounters before = log_.counters();
+  for (std::uint32_t b = 0; b < evacuation.blocks().size(); ++b) {
+    const BlockContents& block = evacuation.blocks()[b];
     Table& table = *tables_.at(block.table);
-    const std::byte* data = nullptr;  // checked when the first row of the block turns out to be current
+    const std::byte* data = nullptr;  // asked for when the first row of the block turns out to be current
     for (std::uint32_t position = 0; position < block.rows.size(); ++position) {
       const Location location = make_location(number, b, position);
-      if (!is_current(table, block.rows[position], location)) continue;
-      if (data == nullptr) data = checked_block(image.data(), segment.id, b, block.stride, joined);
-      move_row(table, block.rows[position], location, block.layout, data + position * block.stride);
-      ++moved;
+      const std::uint64_t row = block.rows[position];
+      if (log_location(table, row) != location) continue;
+      if (const std::uint32_t stamp = dirty_stamp(table, row); stamp != kClean) {
+        leave_log(table, row, location, epoch_of(stamp));
+        continue;
+      }
+      if (data == nullptr) data = evacuation.rows_of(b);
+      move_row(table, row, location, block.layout, data + position * block.stride);
+      log_.counters().gc_bytes += block.stride;
+      ++log_.counters().gc_rows;
     }
   }
-  log_.counters().gc_rows += static_cast<std::uint64_t>(moved);
-  return moved;
+  return log_.counters().gc_bytes - before.gc_bytes;
 }
 
-// Whether the live copy of a row is at this place of the log, or clean in a slot with it. The row of a dirty
-// slot is about to be written again; its old place stays until then.
-bool RowStore::is_current(Table& table, std::uint64_t row, Location location) {
+// Where the row is in the log, be it in a slot as well; 0 if it is not there.
+Location RowStore::log_location(Table& table, std::uint64_t row) {
   const Entry found = entry(table, row);
-  if (table.resident || !(found & kInSlot)) {
-    return (found & kLocationMask) == location && (!table.resident || (found & kStampMask) == 0);
+  if (table.resident || !(found & kInSlot)) return found & kLocationMask;
+  return pool_at(table, found).index.location(static_cast<std::uint32_t>(found));
+}
+
+std::uint32_t RowStore::dirty_stamp(const Table& table, std::uint64_t row) const {
+  const Entry found = table.directory.get(row);
+  if (table.resident) return static_cast<std::uint32_t>((found & kStampMask) >> kStampShift);
+  if (!(found & kInSlot)) return kClean;
+  return pool_at(table, found).index.hot(static_cast<std::uint32_t>(found)).stamp();
+}
+
+// A dirty row is about to be written again, of the epoch of its stamp: its old place may go before it is.
+void RowStore::leave_log(Table& table, std::uint64_t row, Location location, std::uint64_t epoch) {
+  log_.supersede(location, epoch);
+  const Entry found = table.directory.get(row);
+  if (table.resident) {
+    table.directory.overwrite(row, found & ~kLocationMask);
+  } else {
+    pool_at(table, found).index.set_location(static_cast<std::uint32_t>(found), 0);
   }
-  const auto slot = static_cast<std::uint32_t>(found);
-  const SlotIndex& index = pool_at(table, found).index;
-  return index.location(slot) == location && index.hot(slot).stamp() == kClean;
 }
 
 void RowStore::move_row(Table& table, std::uint64_t row, Location location, std::uint16_t layout,

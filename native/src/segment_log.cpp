@@ -170,13 +170,6 @@ void SegmentLog::take_record(const std::byte* blocks, const RowRead& read, const
   take(context, read.tag, layout, record_.data());
 }
 
-void SegmentLog::read_image(std::uint32_t number, std::byte* image) {
-  const Segment& segment = segments_.at(number);
-  assert(segment.state == SegmentState::kPublished);
-  const ReadGeneration generation(reads_);
-  reader_->read({{segment.offset - kValueOffset, image, static_cast<std::uint32_t>(kSegmentImageBytes)}});
-}
-
 // --- appending
 
 std::shared_ptr<PendingSegment> SegmentLog::start(std::uint64_t epoch) {
@@ -199,9 +192,9 @@ std::shared_ptr<PendingSegment> SegmentLog::start(std::uint64_t epoch) {
   segment.id = pending->header.segment_id;
   segment.epoch = epoch;
   segment.state = SegmentState::kFilling;
-  segment.changed = true;
   segment.pending = pending;
   segments_[number] = std::move(segment);
+  mark_changed(number);
   streams_[epoch] = pending;
   ++num_pending_;
   ++pending_[epoch];
@@ -274,15 +267,16 @@ void SegmentLog::supersede(Location location, std::uint64_t epoch) {
   Segment& segment = at(location);
   assert(segment.live > 0);
   --segment.live;
-  segment.changed = true;
+  mark_changed(segment_of(location));
   if (segment.live == 0) segment.emptied_at = reads_.mark();
-  for (auto& [newer, rows] : segment.superseded) {
-    if (newer == epoch) {
-      ++rows;
-      return;
-    }
+  const auto same = std::find_if(segment.superseded.begin(), segment.superseded.end(),
+                                 [epoch](const auto& entry) { return entry.first == epoch; });
+  if (same != segment.superseded.end()) {
+    ++same->second;
+  } else {
+    segment.superseded.emplace_back(epoch, 1);
   }
-  segment.superseded.emplace_back(epoch, 1);
+  if (segment.state == SegmentState::kPublished) index(segment_of(location));
 }
 
 void SegmentLog::seal(std::uint64_t epoch) {
@@ -342,6 +336,7 @@ void SegmentLog::publish(std::uint32_t number, std::uint64_t offset) {
   segment.offset = offset;
   segment.pending = nullptr;
   if (segment.live == 0) segment.emptied_at = reads_.mark();
+  index(number);
   --num_pending_;
   if (--pending_[segment.epoch] == 0) pending_.erase(segment.epoch);
 }
@@ -352,55 +347,7 @@ std::uint32_t SegmentLog::pending_segments(std::uint64_t epoch) const {
   return count;
 }
 
-// --- deletion
-
-std::vector<std::pair<std::uint32_t, std::uint64_t>> SegmentLog::take_deletable(
-    const std::vector<std::uint64_t>& checkpoints, std::size_t limit) {
-  std::vector<std::pair<std::uint32_t, std::uint64_t>> taken;
-  for (std::uint32_t number = 1; number < segments_.size() && taken.size() < limit; ++number) {
-    Segment& segment = segments_[number];
-    if (segment.state != SegmentState::kPublished || segment.live > 0 || !reads_.drained(segment.emptied_at))
-      continue;
-    // A version born in epoch b and superseded in d is needed by checkpoint c if b <= c < d. A segment
-    // without rows marks the end of its epoch and is needed by that checkpoint.
-    const bool needed = std::any_of(checkpoints.begin(), checkpoints.end(), [&segment](std::uint64_t c) {
-      if (segment.rows == 0) return segment.epoch == c;
-      return std::any_of(segment.superseded.begin(), segment.superseded.end(),
-                         [&segment, c](const auto& entry) { return segment.epoch <= c && c < entry.first; });
-    });
-    if (needed) continue;
-    segment.state = SegmentState::kDeleting;
-    taken.emplace_back(number, segment.id);
-  }
-  return taken;
-}
-
-void SegmentLog::deleted(std::uint32_t number) {
-  assert(segments_.at(number).state == SegmentState::kDeleting);
-  segments_[number] = Segment{};
-  free_numbers_.push_back(number);
-  removed_.push_back(number);
-}
-
-void SegmentLog::undelete(std::uint32_t number) {
-  if (segments_.at(number).state == SegmentState::kDeleting)
-    segments_[number].state = SegmentState::kPublished;
-}
-
 // --- checkpoints
-
-void SegmentLog::load(std::uint32_t number, const Segment& segment) {
-  if (number == 0 || number >= kMaxSegments) throw std::invalid_argument("segment number out of range");
-  if (number >= segments_.size()) segments_.resize(number + 1);
-  segments_[number] = segment;
-}
-
-void SegmentLog::finish_load() {
-  free_numbers_.clear();
-  for (auto number = static_cast<std::uint32_t>(segments_.size()); number-- > 1;) {
-    if (segments_[number].state == SegmentState::kUnused) free_numbers_.push_back(number);
-  }
-}
 
 void SegmentLog::compact(DeltaRun& run) {
   std::stable_sort(run.begin(), run.end(), by_key);
@@ -422,29 +369,6 @@ std::vector<std::pair<std::uint64_t, Location>> SegmentLog::delta(std::uint64_t 
   }
   compact(all);
   return all;
-}
-
-void SegmentLog::forget(std::uint64_t epoch, std::uint64_t oldest_retained) {
-  deltas_.erase(deltas_.begin(), deltas_.upper_bound(epoch));
-  compacted_size_.erase(compacted_size_.begin(), compacted_size_.upper_bound(epoch));
-  removed_.clear();
-  for (Segment& segment : segments_) {
-    if (segment.state == SegmentState::kUnused) continue;
-    segment.changed = segment.epoch > epoch;
-    // What no retained or later checkpoint can need is counted as superseded at birth.
-    std::uint32_t dead = 0;
-    std::vector<std::pair<std::uint64_t, std::uint32_t>> kept;
-    for (const auto& entry : segment.superseded) {
-      if (entry.first > epoch) segment.changed = true;
-      if (entry.first <= oldest_retained || entry.first <= segment.epoch) {
-        dead += entry.second;
-      } else {
-        kept.push_back(entry);
-      }
-    }
-    if (dead > 0) kept.emplace_back(segment.epoch, dead);
-    segment.superseded = std::move(kept);
-  }
 }
 
 }  // namespace mtrains

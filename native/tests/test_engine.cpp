@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -135,15 +136,20 @@ class FlatWriter {
     });
   }
   void evacuate() {
-    engine_.locked([](RowStore& store) {
+    auto evacuation = engine_.locked([](RowStore& store) -> std::optional<Evacuation> {
       for (std::uint32_t number = 1; number < store.log().segments().size(); ++number) {
         const Segment& segment = store.log().segments()[number];
         if (segment.state == SegmentState::kPublished && segment.live > 0 &&
             segment.live < segment.rows / 2) {
-          store.evacuate(number);
-          return;
+          return store.log().begin_evacuation(number);
         }
       }
+      return std::nullopt;
+    });
+    if (!evacuation) return;
+    evacuation->read();
+    engine_.locked([&](RowStore& store) {
+      if (store.log().has_room_to_empty_one()) store.evacuate(*evacuation);
     });
   }
 

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -70,3 +71,12 @@ def test_copy_on_write_file_systems_warn(tmp_path, monkeypatch):
 
 def test_the_file_system_of_the_tests_is_known(tmp_path):
     assert filesystem.file_system_magic(tmp_path) not in filesystem._REFUSED
+
+
+def test_a_short_write_of_the_description_is_taken_up(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: max(1, len(data) // 2)]))
+    layout = StoreLayout(tmp_path)
+    layout.create(seed=1)
+    monkeypatch.undo()
+    assert len(layout.check()) == 32

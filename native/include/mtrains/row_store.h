@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "mtrains/directory.h"
+#include "mtrains/evacuation.h"
 #include "mtrains/memory_map.h"
 #include "mtrains/record_layout.h"
 #include "mtrains/row_init.h"
@@ -138,9 +139,9 @@ class RowStore {
   std::uint64_t dirty() const { return num_dirty_; }
   // Appends up to max_rows owed rows, as far as the log has room; returns how many remain.
   std::uint64_t sweep(std::size_t max_rows);
-  // Appends the rows that are current in a published segment to the present stream; -1 if the log has no room
-  // now.
-  std::int64_t evacuate(std::uint32_t number);
+  // Appends the rows that are current in a segment which was read to the present stream; none is live there
+  // then. Returns their bytes. REQUIRES: log().has_room_to_empty_one().
+  std::uint64_t evacuate(Evacuation& evacuation);
 
   // --- base pages of the directory, in the catalog's file
   void open_base(const std::string& path);
@@ -200,7 +201,9 @@ class RowStore {
   bool fits_whole(const Table& table, std::uint64_t bytes) const;
   std::uint64_t sweep_pool(SlotPool& pool, std::size_t max_rows);
   std::uint64_t sweep_resident(Table& table, std::size_t max_rows);
-  bool is_current(Table& table, std::uint64_t row, Location location);
+  Location log_location(Table& table, std::uint64_t row);
+  std::uint32_t dirty_stamp(const Table& table, std::uint64_t row) const;
+  void leave_log(Table& table, std::uint64_t row, Location location, std::uint64_t epoch);
   void move_row(Table& table, std::uint64_t row, Location location, std::uint16_t layout,
                 const std::byte* record);
 

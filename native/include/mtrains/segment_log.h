@@ -5,15 +5,20 @@
 // publish().
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "mtrains/block_reader.h"
 #include "mtrains/buffer_pool.h"
+#include "mtrains/evacuation.h"
+#include "mtrains/garbage_index.h"
 #include "mtrains/location.h"
 #include "mtrains/memory_map.h"
 #include "mtrains/read_generations.h"
@@ -57,6 +62,7 @@ struct Segment {
   std::uint16_t used_pages = 0;  // of kSegmentPages, from when it is sealed
   SegmentState state = SegmentState::kUnused;
   bool changed = false;          // since the last checkpoint
+  bool spared = false;           // cannot be read, so not emptied
   std::uint64_t emptied_at = 0;  // mark of the reads when the last live row left
   std::vector<std::pair<std::uint64_t, std::uint32_t>> superseded;  // (epoch of the newer version, rows)
   std::shared_ptr<PendingSegment> pending;                          // until published
@@ -71,9 +77,26 @@ struct RowRead {
 
 struct LogCounters {
   std::uint64_t rows_read = 0, block_reads = 0, bytes_read = 0, rows_forwarded = 0;
-  std::uint64_t rows_appended = 0, bytes_appended = 0, gc_rows = 0, segments_sealed = 0;
+  std::uint64_t rows_appended = 0, bytes_appended = 0, segments_sealed = 0;
+  std::uint64_t gc_rows = 0, gc_bytes = 0;  // of the appended ones
   double read_seconds = 0, stall_seconds = 0;
 };
+
+// A segment that is worth emptying.
+struct GarbageVictim {
+  std::uint32_t number;
+  std::uint64_t id;
+  double live_share;  // of a full segment
+};
+
+// Bytes of published segments by what needs their rows: the present state, checkpoints alone, nothing
+// (padding too).
+struct LogUse {
+  double live = 0, held = 0, dead = 0;
+};
+
+// Epochs of checkpoints, in any order.
+using Epochs = std::vector<std::uint64_t>;
 
 class SegmentLog {
  public:
@@ -90,14 +113,18 @@ class SegmentLog {
   // `record` is valid during the call. Throws IoError, CorruptionError; some rows may have been taken then.
   template <typename TakeRecord>
   void read(const std::vector<RowRead>& reads, const TakeRecord& take);
-  // The whole segment as it is in the file or in memory: image of kSegmentImageBytes, value at kValueOffset.
-  void read_image(std::uint32_t number, std::byte* image);
 
   // --- appending. REQUIRES: has_room().
   // Segments that the rows of one full segment may need, when buffers are smaller than it.
   static std::uint32_t segments_to_hold_one(std::uint32_t max_blocks) { return 2 + kMaxBlocks / max_blocks; }
   std::uint32_t segments_to_hold_one() const { return segments_to_hold_one(max_blocks_); }
   bool has_room(std::uint32_t segments = 1) const { return num_pending_ + segments <= max_pending_; }
+  // Garbage collection has some more buffers, which training cannot fill up: the disk would grow without
+  // bound.
+  bool has_room_to_empty_one() const {
+    return num_pending_ + segments_to_hold_one() <=
+           max_pending_ + std::max(segments_to_hold_one(), max_pending_ / 4);
+  }
   Location append(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::uint64_t row,
                   std::uint64_t key, const std::byte* record);
   // The row at `location` has a newer version, born in `epoch`.
@@ -113,11 +140,20 @@ class SegmentLog {
   void publish(std::uint32_t number, std::uint64_t offset);
   std::uint32_t pending_segments(std::uint64_t epoch) const;
 
-  // --- deletion
-  std::vector<std::pair<std::uint32_t, std::uint64_t>> take_deletable(
-      const std::vector<std::uint64_t>& checkpoints, std::size_t limit);
+  // --- garbage. Each call takes the checkpoints that are retained or running; all segments are looked at
+  // only when these are others than before.
+  std::vector<GarbageVictim> choose_victims(const Epochs& checkpoints, std::size_t limit,
+                                            const GarbagePolicy& policy);
+  // Of a published segment, else none.
+  std::optional<Evacuation> begin_evacuation(std::uint32_t number) const;
+  // Has a segment not be chosen any more.
+  void spare(std::uint32_t number);
+  // (number, id) of at most `limit` segments that nothing needs; they are marked.
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> take_deletable(const Epochs& checkpoints,
+                                                                      std::size_t limit);
   void deleted(std::uint32_t number);
   void undelete(std::uint32_t number);
+  LogUse use(const Epochs& checkpoints) const;  // looks at all segments
 
   // --- checkpoints
   void load(std::uint32_t number, const Segment& segment);
@@ -126,6 +162,7 @@ class SegmentLog {
   // by key.
   std::vector<std::pair<std::uint64_t, Location>> delta(std::uint64_t epoch);
   const std::vector<std::uint32_t>& removed() const { return removed_; }
+  const std::set<std::uint32_t>& changed() const { return changed_; }  // numbers, since forget()
   void forget(std::uint64_t epoch, std::uint64_t oldest_retained);
 
   const std::vector<Segment>& segments() const { return segments_; }
@@ -154,6 +191,9 @@ class SegmentLog {
                   const std::vector<RowRead>& reads, const void* context, Take take);
   void take_record(const std::byte* blocks, const RowRead& read, const void* context, Take take);
   static void compact(DeltaRun& run);
+  void mark_changed(std::uint32_t number);
+  void judge(const Epochs& checkpoints);
+  void index(std::uint32_t number);
 
   std::uint32_t incarnation_;
   std::uint32_t next_sequence_ = 1;
@@ -165,13 +205,19 @@ class SegmentLog {
   std::vector<Segment> segments_;                   // by number; 0 unused
   std::vector<std::uint32_t> free_numbers_;
   std::vector<std::uint32_t> removed_;
+  std::set<std::uint32_t> changed_;
+  GarbageIndex garbage_;  // published segments with live rows that are not spared
+  Epochs judged_by_;      // the checkpoints by which `garbage_` and `held_` were made
+  std::uint64_t newest_checkpoint_ = 0;
+  std::set<std::uint32_t> empty_;  // published segments without live rows, that may be deletable
+  std::set<std::uint32_t> held_;   // ... that a checkpoint of judged_by_ needs
   std::map<std::uint64_t, std::shared_ptr<PendingSegment>> streams_;  // epoch -> filling
   std::vector<std::shared_ptr<PendingSegment>> sealed_;               // oldest first
   std::map<std::uint64_t, DeltaRun> deltas_;                          // epoch -> appended
   std::map<std::uint64_t, std::size_t> compacted_size_;
   std::string path_;
   std::string refused_;
-  std::unique_ptr<BlockReader> reader_;
+  std::shared_ptr<BlockReader> reader_;
   std::vector<std::vector<std::size_t>> strides_;  // by table, by layout
   MemoryMap staging_;
   std::vector<std::byte> record_;  // one record of several blocks, without trailers
