@@ -17,7 +17,7 @@ Engine::~Engine() { close(); }
 
 void Engine::close() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(unless_inside(mutex_));
     closed_ = true;
     room_.notify_all();
     sealed_.notify_all();
@@ -30,10 +30,20 @@ void Engine::close() {
 }
 
 std::unique_lock<std::mutex> Engine::enter() {
-  const std::lock_guard<std::mutex> gate(gate_);
+  const std::lock_guard<std::mutex> gate(unless_inside(gate_));
   std::unique_lock<std::mutex> lock(mutex_);
   check_open();
   return lock;
+}
+
+std::mutex& Engine::unless_inside(std::mutex& mutex) const {
+  const std::thread::id me = std::this_thread::get_id();
+  if (pass_by_ == me || locked_by_ == me) {
+    throw StateError(
+        "the store is in the middle of another call on this thread; a signal handler or finalizer cannot use "
+        "it: set a flag there, and act on it between steps");
+  }
+  return mutex;
 }
 
 void Engine::check_open() const {
@@ -124,7 +134,7 @@ std::vector<std::shared_ptr<PendingSegment>> Engine::next_sealed(std::size_t max
 }
 
 void Engine::wake() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(unless_inside(mutex_));
   woken_ = true;
   sealed_.notify_all();
 }

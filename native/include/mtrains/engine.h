@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -84,6 +85,8 @@ struct EngineTimes {
 
 // Thread-safe. One pass (forward, step, write_rows, ...) runs at a time; the writer thread's calls come
 // between passes, and inside one only while it waits for room in the log.
+// Devices and arenas may call Python, which may run a signal handler or a finalizer that uses the store
+// again: StateError, where a lock would wait for itself.
 class Engine {
  public:
   // tiers: from fast to slow; the first computes.
@@ -137,6 +140,7 @@ class Engine {
   template <typename Call>
   auto locked(const Call& call) {
     const auto lock = enter();
+    const Inside inside(locked_by_);
     return call(*store_);
   }
   EngineTimes times();
@@ -145,20 +149,38 @@ class Engine {
  private:
   struct Located;
 
+  // The scope in which a thread may not enter again.
+  class Inside {
+   public:
+    explicit Inside(std::atomic<std::thread::id>& thread) : thread_(thread) {
+      thread_ = std::this_thread::get_id();
+    }
+    ~Inside() { thread_ = std::thread::id(); }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    std::atomic<std::thread::id>& thread_;
+  };
+
   // The scope of a pass: nobody else's pass runs, and the state is locked except while the pass waits for
   // room.
   class Pass {
    public:
-    explicit Pass(Engine& engine) : pass_(engine.pass_mutex_), lock_(engine.enter()) {
+    explicit Pass(Engine& engine)
+        : pass_(engine.unless_inside(engine.pass_mutex_)), lock_(engine.enter()), inside_(engine.pass_by_) {
       engine.pass_lock_ = &lock_;
     }
 
    private:
     std::lock_guard<std::mutex> pass_;
     std::unique_lock<std::mutex> lock_;
+    Inside inside_;
   };
 
   std::unique_lock<std::mutex> enter();
+  // Returns the mutex; throws StateError if this thread is inside already.
+  std::mutex& unless_inside(std::mutex& mutex) const;
   void wait_for_room();
   void check_open() const;
   void check_whole() const;
@@ -203,6 +225,7 @@ class Engine {
   std::mutex mutex_;       // guards all state below
   std::mutex pass_mutex_;  // one pass at a time, also while it waits for room; taken before gate_
   std::unique_lock<std::mutex>* pass_lock_ = nullptr;  // of the pass in progress
+  std::atomic<std::thread::id> pass_by_, locked_by_;   // who is inside; a pass that waits for room still is
   std::condition_variable room_;
   std::condition_variable sealed_;
   ThreadPool threads_;
