@@ -24,7 +24,7 @@ class Hbm:
 
     def __post_init__(self) -> None:
         parse_bytes(self.capacity)
-        kind = self.torch_device.type
+        kind = self._kind
         if kind not in ("cuda", "cpu"):
             raise ValueError(f"an hbm tier is on a CUDA device or emulated on the CPU, got device={self.device!r}")
         if kind == "cuda" and not torch.cuda.is_available():
@@ -40,12 +40,19 @@ class Hbm:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device that computes."""
-        if self.device is not None:
-            return torch.device(self.device)
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        """The device that computes, as tensors on it name theirs: with its number if it is a CUDA device."""
+        if self._kind == "cpu":
+            return torch.device("cpu")
+        number = None if self.device is None else torch.device(self.device).index
+        return torch.device("cuda", torch.cuda.current_device() if number is None else number)
 
     @property
     def emulated(self) -> bool:
         """Whether the CPU stands in for an accelerator."""
-        return self.torch_device.type == "cpu"
+        return self._kind == "cpu"
+
+    @property
+    def _kind(self) -> str:
+        if self.device is not None:
+            return torch.device(self.device).type
+        return "cuda" if torch.cuda.is_available() else "cpu"

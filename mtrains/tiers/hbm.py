@@ -48,9 +48,11 @@ class HbmMemory:
             return
         caller = torch.cuda.current_stream(self.device)
         self._compute.wait_stream(caller)
-        with torch.inference_mode(), torch.cuda.device(self.device), torch.cuda.stream(self._compute):
-            yield
-        caller.wait_stream(self._compute)
+        try:
+            with torch.inference_mode(), torch.cuda.device(self.device), torch.cuda.stream(self._compute):
+                yield
+        finally:  # whatever happened: the memory of the caller's tensors may be used again after this
+            caller.wait_stream(self._compute)
 
     def upload(self, records: torch.Tensor) -> torch.Tensor:
         """Return bytes of memory on the device, copied beside the computation. REQUIRES: within `computing`."""
