@@ -7,6 +7,7 @@ import torch
 
 import mtrains
 from mtrains.tiers import scm
+from mtrains.tiers.hbm import HbmRecords
 from mtrains.tiers.scm_lmdb import LmdbArena
 
 TIERS = {
@@ -146,3 +147,80 @@ def test_an_scm_arena_that_cannot_grow_is_an_error_and_training_goes_on(monkeypa
         assert failures > 3
         assert store.digest() == other.digest()
         assert store.stats().tiers["scm"]["rows_in"] > 0
+
+
+@pytest.mark.parametrize("call", ["store", "load", "resize"])
+def test_a_device_that_fails_while_rows_move_loses_none(call, monkeypatch):
+    """Ctrl-C in the middle of a copy, or a device without memory: the rows are what they were."""
+    original, countdown, failures = getattr(HbmRecords, call), [0], 0
+
+    def fail_in_turn(self, *arguments):
+        countdown[0] -= 1
+        if countdown[0] == 0:
+            raise KeyboardInterrupt
+        return original(self, *arguments)
+
+    monkeypatch.setattr(HbmRecords, call, fail_in_turn)
+    random = torch.Generator().manual_seed(4)
+    with mtrains.Store(seed=1, hbm="12KiB", dram="16KiB", scm="32KiB") as store:
+        # Of two record lengths, so that slots are lent.
+        tables = [mtrains.TieredEmbedding(400, dim, store=store, name=f"dim{dim}") for dim in (8, 24)]
+        expected = [torch.randn(400, dim) for dim in (8, 24)]
+        for table, rows in zip(tables, expected, strict=True):
+            table.write_rows(torch.arange(400), rows)
+        for step in range(120):
+            which = step // 5 % 2
+            rows = torch.randint(400, (60,), generator=random)
+            countdown[0] = 1 + step % 3
+            try:
+                with torch.no_grad():
+                    assert torch.equal(tables[which](rows), expected[which][rows])
+            except KeyboardInterrupt:
+                failures += 1
+            countdown[0] = 0
+            for table, all_rows in zip(tables, expected, strict=True):
+                assert torch.equal(table.read_rows(torch.arange(400)), all_rows)
+    assert failures > 2
+
+
+def test_a_store_that_is_used_within_one_of_its_own_calls_says_so(monkeypatch):
+    """As by a signal handler or a finalizer that Python runs while rows are copied to the device."""
+    original, said = HbmRecords.store, []
+
+    def store_and_look(self, slots, records):
+        for use in (store.stats, lambda: table.read_rows(torch.tensor([1])), lambda: store.checkpoint("now")):
+            with pytest.raises(mtrains.StateError, match="in the middle of another call") as error:
+                use()
+            said.append(error)
+        original(self, slots, records)
+
+    with mtrains.Store(seed=1, hbm="8KiB", dram="64KiB") as store:
+        table = mtrains.TieredEmbedding(100, 8, store=store, name="t")
+        expected = table.read_rows(torch.arange(100))
+        with monkeypatch.context() as patch, torch.no_grad():
+            patch.setattr(HbmRecords, "store", store_and_look)
+            assert torch.equal(table(torch.arange(100)), expected)
+        assert said
+        store.checkpoint("afterwards")
+
+
+def test_an_arena_that_others_have_filled_still_has_what_a_table_was_promised():
+    """An arena is mapped in units, so a table may find no unit left of its own budget: it takes what is shared."""
+    budgets = {"own": {"scm": "8KiB"}}
+    for tiers in ({"dram": 0, "scm": "64KiB"}, {"dram": "4KiB", "scm": "64KiB"}):
+        with mtrains.Store(seed=1, budgets=budgets, **tiers) as store:
+            shared, own = (mtrains.TieredEmbedding(5000, 8, store=store, name=name) for name in ("shared", "own"))
+            for table in (shared, own):
+                table.write_rows(torch.arange(5000), torch.ones(5000, 8))
+            with torch.no_grad():
+                assert (own(torch.arange(100)) == 1).all()
+                assert (shared(torch.arange(5000)) == 1).all()
+            assert store.stats().tiers["scm"]["used_bytes"] <= 64 << 10
+
+
+def test_a_device_is_named_as_its_tensors_name_it(monkeypatch):
+    """torch.device("cuda") equals the device of no tensor, so every index tensor on it would be refused."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    named = {device: str(mtrains.Hbm(4096, device).torch_device) for device in (None, "cuda", "cuda:0", "cpu", "cpu:0")}
+    assert named == {None: "cuda:1", "cuda": "cuda:1", "cuda:0": "cuda:0", "cpu": "cpu", "cpu:0": "cpu"}

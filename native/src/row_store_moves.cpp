@@ -173,15 +173,12 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
   }
 }
 
-// Moves a row from a lower tier to a free slot of the compute tier; its bytes go to `record`.
-void RowStore::promote(Table& table, std::uint64_t row, Entry from, std::uint32_t* slot, std::byte* record) {
+// Of a row whose bytes are in a slot of the compute tier by now: takes over the rest, and gives its old slot
+// up.
+void RowStore::promote(Table& table, Entry from, std::uint32_t slot) {
   SlotPool& lower = pool_at(table, from);
   const auto old = static_cast<std::uint32_t>(from);
-  SlotPool& pool = table.pool();
-  std::memcpy(record, lower.record(old), pool.stride);
-  *slot = pool.index.insert(table.first_key + row, lower.index.location(old), clock_);
-  pool.index.hot(*slot).set_stamp(lower.index.hot(old).stamp());
-  table.directory.overwrite(row, slot_entry(0, *slot));
+  table.pool().index.hot(slot).set_stamp(lower.index.hot(old).stamp());
   if (lower.index.hot(old).last_use == clock_) --lower.num_protected;
   lower.index.evict(old);
   ++levels_[lower.level]->counters.rows_out;
@@ -189,55 +186,55 @@ void RowStore::promote(Table& table, std::uint64_t row, Entry from, std::uint32_
 
 void RowStore::bring_pooled(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
                             const std::vector<std::uint32_t>& missing, bool counted) {
+  if (missing.empty()) return;
   SlotPool& pool = table.pool();
   std::vector<std::pair<std::uint64_t, std::byte*>> fresh;
   std::vector<RowRead> reads;
-  for (const std::uint32_t i : missing) entry(table, rows[i]);  // base pages first: reading them may fail
-  std::vector<std::uint32_t> new_slots(missing.size());
+  for (const std::uint32_t i : missing) entry(table, rows[i]);  // base pages first: they change the directory
+  std::vector<std::uint32_t> new_slots;
+  new_slots.reserve(missing.size());
   std::vector<std::byte> staging(pool.device != nullptr ? missing.size() * pool.stride : 0);
   const auto place = [&](std::size_t k) {
     return pool.device != nullptr ? &staging[k * pool.stride] : pool.record(new_slots[k]);
   };
+  // A read or a device may fail, so the rows stay where they are until the bytes of all have come.
+  try {
+    for (std::size_t k = 0; k < missing.size(); ++k) {
+      const std::uint64_t row = rows[missing[k]];
+      const Entry found = table.directory.get(row);
+      const SlotPool* lower = found & kInSlot ? &pool_at(table, found) : nullptr;
+      const auto old = static_cast<std::uint32_t>(found);
+      const Location location = lower != nullptr ? lower->index.location(old) : found & kLocationMask;
+      new_slots.push_back(pool.index.insert(table.first_key + row, location, clock_));
+      if (lower != nullptr) {
+        std::memcpy(place(k), lower->record(old), pool.stride);
+      } else if (location == 0) {
+        fresh.emplace_back(row, place(k));
+      } else {
+        reads.push_back({location, table.number, static_cast<std::uint32_t>(k)});
+      }
+    }
+    initialise(table, fresh);
+    log_.read(reads, [&](std::uint32_t k, std::uint16_t layout, const std::byte* record) {
+      copy_record(table, layout, record, place(k));
+    });
+    if (pool.device != nullptr) pool.device->store(new_slots.data(), missing.size(), staging.data());
+  } catch (...) {
+    for (const std::uint32_t slot : new_slots) pool.index.evict(slot);
+    throw;
+  }
+  pool.num_protected += static_cast<std::uint32_t>(missing.size());
   std::array<std::uint64_t, kSlotTiers> promoted{};
   for (std::size_t k = 0; k < missing.size(); ++k) {
     const std::uint64_t row = rows[missing[k]];
     const Entry found = table.directory.get(row);
     if (found & kInSlot) {
       ++promoted[level_of(found)];
-      // The slot is known first: without a device the record goes to it.
-      new_slots[k] = pool.index.next_free();
-      promote(table, row, found, &new_slots[k], place(k));
-      continue;
+      promote(table, found, new_slots[k]);
     }
-    const Location location = found & kLocationMask;
-    new_slots[k] = pool.index.insert(table.first_key + row, location, clock_);
     table.directory.insert(row, slot_entry(0, new_slots[k]));
-    if (location == 0) {
-      fresh.emplace_back(row, place(k));
-    } else {
-      reads.push_back({location, table.number, static_cast<std::uint32_t>(k)});
-    }
+    slots[missing[k]] = new_slots[k];
   }
-  for (std::size_t k = 0; k < missing.size(); ++k) slots[missing[k]] = new_slots[k];
-  pool.num_protected += static_cast<std::uint32_t>(missing.size());
-  initialise(table, fresh);
-  const auto to_device = [&] {
-    if (pool.device != nullptr && !missing.empty())
-      pool.device->store(new_slots.data(), missing.size(), staging.data());
-  };
-  try {
-    log_.read(reads, [&](std::uint32_t k, std::uint16_t layout, const std::byte* record) {
-      copy_record(table, layout, record, place(k));
-    });
-  } catch (...) {
-    for (const RowRead& read : reads) {
-      pool.index.evict(new_slots[read.tag]);
-      table.directory.overwrite(rows[missing[read.tag]], read.location);
-    }
-    to_device();  // what came from elsewhere is here to stay
-    throw;
-  }
-  to_device();
   for (const auto& tier : levels_) {
     const std::uint64_t rows_up = promoted[tier->level()];
     tier->charge(rows_up, 0, pool.stride);

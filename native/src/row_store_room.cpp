@@ -52,24 +52,22 @@ bool RowStore::shrink(SlotPool& pool) {
   while (pool.index.num_used() > capacity) {
     if (evict_oldest(pool, pool.index.num_used() - capacity) == 0) return false;
   }
-  std::vector<std::uint32_t> from, to;
-  pool.index.shrink(capacity, [&](std::uint32_t old_slot, std::uint32_t new_slot) {
-    from.push_back(old_slot);
-    to.push_back(new_slot);
-    const RowKey key = pool.index.key(new_slot);
-    Table& table = *tables_[table_of(key)];
-    table.directory.overwrite(key - table.first_key, slot_entry(pool.level, new_slot));
-  });
-  if (pool.device != nullptr) {
-    std::vector<std::byte> records(from.size() * pool.stride);
-    if (!from.empty()) {
-      pool.device->load(from.data(), from.size(), records.data());
-      pool.device->store(to.data(), to.size(), records.data());
-    }
+  const SlotMoves moves = pool.index.moves_below(capacity);
+  // The bytes first: a device may fail, and rows are where they were then.
+  if (pool.device != nullptr && !moves.from.empty()) {
+    std::vector<std::byte> records(moves.from.size() * pool.stride);
+    pool.device->load(moves.from.data(), moves.from.size(), records.data());
+    pool.device->store(moves.to.data(), moves.to.size(), records.data());
   } else {
-    for (std::size_t i = 0; i < from.size(); ++i)
-      std::memcpy(pool.record(to[i]), pool.record(from[i]), pool.stride);
+    for (std::size_t i = 0; i < moves.from.size(); ++i)
+      std::memcpy(pool.record(moves.to[i]), pool.record(moves.from[i]), pool.stride);
   }
+  for (std::size_t i = 0; i < moves.from.size(); ++i) {
+    const RowKey key = pool.index.key(moves.from[i]);
+    Table& table = *tables_[table_of(key)];
+    table.directory.overwrite(key - table.first_key, slot_entry(pool.level, moves.to[i]));
+  }
+  pool.index.shrink(capacity);
   pool.trim();
   return true;
 }

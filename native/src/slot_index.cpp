@@ -47,15 +47,38 @@ void SlotIndex::drop_free_from(std::uint32_t capacity) {
   free_head_ = kept;
 }
 
-std::uint32_t SlotIndex::move_to_free(std::uint32_t slot) {
-  assert(free_head_ != kEnd);
-  const std::uint32_t to = free_head_;
+SlotMoves SlotIndex::moves_below(std::uint32_t capacity) const {
+  assert(num_used_ <= capacity);
+  SlotMoves moves;
+  std::uint32_t free = free_head_;
+  for (std::uint32_t slot = capacity; slot < capacity_; ++slot) {
+    if (!occupied(slot)) continue;
+    while (free >= capacity) free = hot(free).last_use;
+    moves.from.push_back(slot);
+    moves.to.push_back(free);
+    free = hot(free).last_use;
+  }
+  return moves;
+}
+
+void SlotIndex::shrink(std::uint32_t capacity) {
+  const SlotMoves moves = moves_below(capacity);
+  drop_free_from(capacity);
+  for (std::size_t i = 0; i < moves.from.size(); ++i) move(moves.from[i], moves.to[i]);
+  capacity_ = capacity;
+  policy_->clear();
+  hot_range_->decommit(capacity_ * sizeof(SlotRecord));
+  cold_range_->decommit(capacity_ * std::size_t{8});
+}
+
+// REQUIRES: `to` is the first of the free slots.
+void SlotIndex::move(std::uint32_t from, std::uint32_t to) {
+  assert(free_head_ == to);
   free_head_ = hot(to).last_use;
-  hot(to) = hot(slot);
-  cold_[to] = cold_[slot];
-  set_key(slot, kNoKey, 0);
+  hot(to) = hot(from);
+  cold_[to] = cold_[from];
+  set_key(from, kNoKey, 0);
   ++generation_;
-  return to;
 }
 
 std::uint32_t SlotIndex::insert(RowKey key, Location location, std::uint32_t clock) {

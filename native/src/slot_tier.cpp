@@ -41,13 +41,12 @@ SlotPool::SlotPool(std::size_t level, std::size_t stride, std::uint64_t budget, 
 }
 
 bool SlotPool::grow(std::uint32_t capacity) {
+  // The index last: what it says is free must be there, and a device may throw.
   if (range != nullptr && !range->commit(capacity * stride)) return false;
-  if (!index.grow(capacity)) {
-    trim();
-    return false;
-  }
   if (device != nullptr) device->resize(capacity);
-  return true;
+  if (index.grow(capacity)) return true;
+  trim();
+  return false;
 }
 
 void SlotPool::trim() {
@@ -110,7 +109,12 @@ bool SlotTier::grow(SlotPool& pool) {
 }
 
 SlotPool* SlotTier::lender_for(SlotPool& pool, bool only_older, std::uint32_t clock) const {
-  if (pools_.size() == 1 || !is_shared(pool)) return nullptr;
+  if (pools_.size() == 1) return nullptr;
+  if (!is_shared(pool)) {
+    // Memory comes in units, so the shared pools may have some of what was set aside for this one.
+    if (pool.bytes() + pool.slot_bytes() > pool.budget) return nullptr;
+    only_older = false;
+  }
   std::uint32_t oldest = 0xffffffffu;
   if (only_older && !pool.index.policy().oldest(pool.index, clock, &oldest)) oldest = 0xffffffffu;
   SlotPool* lender = nullptr;

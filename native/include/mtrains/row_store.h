@@ -109,7 +109,7 @@ class RowStore {
             std::vector<std::uint32_t>& missing);
   // Brings the missing rows in and sets their slots. False, with nothing brought, if they do not fit beside
   // what this pass protects. `counted`: whether this is an access (a fetch) or a repetition of one (a
-  // refetch).
+  // refetch). If it throws, every row is still where one copy of it was before.
   bool bring(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
              const std::vector<std::uint32_t>& missing, bool counted);
   // Counts one access a row, by where the rows are now.
@@ -187,7 +187,7 @@ class RowStore {
                       bool counted);
   void bring_pooled(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
                     const std::vector<std::uint32_t>& missing, bool counted);
-  void promote(Table& table, std::uint64_t row, Entry from, std::uint32_t* slot, std::byte* record);
+  void promote(Table& table, Entry from, std::uint32_t slot);
   void initialise(Table& table, const std::vector<std::pair<std::uint64_t, std::byte*>>& records);
   void copy_record(const Table& table, std::uint16_t layout, const std::byte* from, std::byte* to) const;
   Entry entry(Table& table, std::uint64_t row);  // after reading its base page, if that is still to be read

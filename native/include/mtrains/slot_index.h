@@ -64,6 +64,11 @@ class LruPolicy : public EvictionPolicy {
   std::size_t next_ = 0;
 };
 
+// Rows that move within an index: from[i] to to[i].
+struct SlotMoves {
+  std::vector<std::uint32_t> from, to;
+};
+
 // Slots [0, capacity) of one stride. Not thread-safe, but for touch() of distinct slots.
 class SlotIndex {
  public:
@@ -76,10 +81,11 @@ class SlotIndex {
 
   // False, and nothing changed, if the memory refuses. REQUIRES: capacity() <= capacity <= max_capacity
   bool grow(std::uint32_t capacity);
-  // Gives up the slots at and above `capacity`; rows there move to free slots below, and move(from, to) is
-  // told of each. REQUIRES: num_used() <= capacity.
-  template <typename Move>
-  void shrink(std::uint32_t capacity, const Move& move);
+  // Where shrink(capacity) moves the rows at and above `capacity`: free slots below.
+  // REQUIRES: num_used() <= capacity.
+  SlotMoves moves_below(std::uint32_t capacity) const;
+  // Gives up the slots at and above `capacity`; rows move as moves_below() says. REQUIRES: the same.
+  void shrink(std::uint32_t capacity);
 
   // The slot that insert() will take. REQUIRES: num_free() > 0.
   std::uint32_t next_free() const { return free_head_; }
@@ -119,7 +125,7 @@ class SlotIndex {
 
   void set_key(std::uint32_t slot, RowKey key, Location location);
   void drop_free_from(std::uint32_t capacity);
-  std::uint32_t move_to_free(std::uint32_t slot);
+  void move(std::uint32_t from, std::uint32_t to);
 
   std::unique_ptr<SlotRange> hot_range_;
   std::unique_ptr<SlotRange> cold_range_;
@@ -132,17 +138,5 @@ class SlotIndex {
   std::uint64_t generation_ = 0;
   std::unique_ptr<EvictionPolicy> policy_ = std::make_unique<LruPolicy>();
 };
-
-template <typename Move>
-void SlotIndex::shrink(std::uint32_t capacity, const Move& move) {
-  drop_free_from(capacity);
-  for (std::uint32_t slot = capacity; slot < capacity_; ++slot) {
-    if (occupied(slot)) move(slot, move_to_free(slot));
-  }
-  capacity_ = capacity;
-  hot_range_->decommit(capacity_ * sizeof(SlotRecord));
-  cold_range_->decommit(capacity_ * std::size_t{8});
-  policy_->clear();
-}
 
 }  // namespace mtrains

@@ -87,7 +87,8 @@ class SlotTier {
   bool grow(SlotPool& pool);
   std::uint32_t slab_slots(const SlotPool& pool) const;
   // The pool that may lend `pool` a slab: it holds the row that was least recently used, before the pool's
-  // own oldest if only_older; null if there is none.
+  // own oldest if only_older; null if there is none. To a table's own pool all shared ones lend, up to its
+  // budget.
   SlotPool* lender_for(SlotPool& pool, bool only_older, std::uint32_t clock) const;
 
   // Tells of rows that were read and written here by moves or in place; waits as the emulated device would.
