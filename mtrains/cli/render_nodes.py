@@ -16,8 +16,8 @@ __all__ = ["nodes_report"]
 def nodes_report(result: Mapping[str, Any]) -> RenderableType:
     """Return what _count() of cli/plan_nodes.py made as something rich prints."""
     table = Table(title="nodes", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("server")
-    for column in ("nodes", "ratio", "even above", "known power", "known price"):
+    table.add_column("server", no_wrap=True)
+    for column in ("nodes", "ratio", "even above", "power", "price"):
         table.add_column(column, justify="right")
     table.add_column("short with one less")
     for count in result["servers"]:
@@ -45,7 +45,7 @@ def nodes_report(result: Mapping[str, Any]) -> RenderableType:
 
 
 def _assumptions(assumptions: Mapping[str, Any]) -> Text:
-    lines = (f"  {name.replace('_', ' '):<28} {_value(value)}" for name, value in assumptions.items())
+    lines = (f"  {name.replace('_', ' '):<34} {_value(value)}" for name, value in assumptions.items())
     return Text("assumptions\n" + "\n".join(lines) + "\n")
 
 

@@ -52,8 +52,9 @@ def plan_report(plan: PlacementPlan) -> RenderableType:
 def _workload(workload: Mapping[str, Any]) -> str:
     return (
         f"batch {workload['batch_size']:,}, {workload['optimizer']}, {workload['policy']} lookahead "
-        f"{workload['lookahead']}, depth {workload['depth']}, write amplification {workload['write_amplification']:g}, "
-        f"log {100 * workload['live_ratio']:.0f} % live, {workload['keep']} checkpoints kept"
+        f"{workload['lookahead']}, depth {workload['depth']}\n"
+        f"{'':<10} write amplification {workload['write_amplification']:g}, log "
+        f"{100 * workload['live_ratio']:.0f} % live, {workload['keep']} checkpoints kept"
     )
 
 
@@ -148,4 +149,4 @@ def _place(table: TablePlacement, tier: str) -> str:
     if not table.rows[tier]:
         return "-"
     share = table.hits[tier] / table.unique_rows if table.unique_rows else 0.0
-    return f"{format_bytes(table.bytes[tier])} {100 * share:.1f} %"
+    return f"{format_bytes(table.bytes[tier])}\n{100 * share:.1f} %"
