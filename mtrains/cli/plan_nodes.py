@@ -67,9 +67,7 @@ def answer_nodes(
         profile = model_profile(model, lookahead=workload.lookahead, depth=workload.depth)
         network = model.network_values_per_sample * DTYPE_BYTES[model.dtype]
         workload = dataclasses.replace(workload, network_bytes_per_sample=network, batch_size=model.batch_size)
-    machines = [load_topology(server) for server in servers] or [
-        server for server in SERVERS.values() if server.name != "hbm"
-    ]
+    machines = [load_topology(server) for server in servers] or list(SERVERS.values())
     if compute_limit is not None:
         machines = [dataclasses.replace(one, compute_samples_per_second=compute_limit) for one in machines]
     counts = nodes_of_servers(profile, machines, workload, target_samples_per_second)

@@ -62,6 +62,7 @@ def _server(name: str, scm: SlotTier | None = None, log: LogTier | None = None) 
 SERVERS: dict[str, Topology] = {
     server.name: server
     for server in (
+        _server("hbm+dram"),
         Topology(
             name="hbm",
             slots=(_HBM,),
@@ -69,7 +70,6 @@ SERVERS: dict[str, Topology] = {
             compute_samples_per_second=_ZIONEX_SAMPLES,
             network_bytes_per_second=_ZIONEX_NETWORK,
         ),
-        _server("hbm+dram"),
         _server("+pmem-12x256", slots_of("optane-pmem-100-256", 12)),
         _server("+pmem-12x512", slots_of("optane-pmem-100-512", 12)),
         _server("+pmem-24x512", slots_of("optane-pmem-100-512", 24)),
