@@ -391,10 +391,10 @@ def delete_first():
     def early(self, draft):
         writer = self.writer
         kept = [c.epoch for c in retained([*self.checkpoints, draft.record], self.options.keep)]
-        writer._needed_epochs = lambda: kept
+        writer.needed_epochs = lambda: kept
         while writer._delete_due():
             pass
-        del writer._needed_epochs
+        del writer.needed_epochs
         return commit(self, draft)
 
     Session._commit = early
