@@ -30,6 +30,26 @@ def merge_sums(
 def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]: ...  # [n]
 def widen(values: NDArray[np.float32]) -> NDArray[np.float64]: ...
 
+MAX_SIMULATED_DEPTH: int
+
+class AccessTrace:
+    """A stream of accesses cut into batches of unique rows; access_trace.h. tables, rows, batches: [n]."""
+    num_batches: int
+    num_accesses: int
+    num_unique: int  # summed over batches
+    num_rows: int  # distinct
+    largest_batch: int  # unique rows
+    def __init__(
+        self, tables: NDArray[np.uint32], rows: NDArray[np.int64], batches: NDArray[np.uint32], num_batches: int
+    ) -> None: ...
+
+def simulate(
+    trace: AccessTrace, *, capacity: int, policy: str, lookahead: int, depth: int, evict_after: bool, lfu_decay: int,
+    lfu_remembered: int, max_pinned_ratio: float,
+) -> dict[str, Any]: ...
+    # simulator.h; policy: lru, lfu or s3-fifo, of rows beyond the lookahead. hits, new_rows, fetches: uint64[tables];
+    # batches: uint32[num_batches, 3] of the same; evictions, batches_ahead, split_batches: int
+
 class SlotRange:
     """Memory of slots that never moves; slot_memory.h."""
     max_bytes: int

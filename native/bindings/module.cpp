@@ -22,6 +22,7 @@ void bind_block_reader(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_row_sums(nb::module_& m);
 void bind_segments(nb::module_& m);
+void bind_simulator(nb::module_& m);
 void bind_slot_memory(nb::module_& m);
 
 namespace {
@@ -76,6 +77,7 @@ NB_MODULE(_native, m) {
   bind_block_reader(m);
   bind_segments(m);
   bind_row_sums(m);
+  bind_simulator(m);
   bind_slot_memory(m);
   bind_device(m);
   bind_engine(m);

@@ -11,8 +11,6 @@ namespace mtrains {
 namespace {
 
 constexpr std::size_t kPrefetchRows = 16;
-constexpr std::uint32_t kLastClock = 0xf0000000u;
-constexpr std::uint32_t kClockRebase = 0x80000000u;
 constexpr std::size_t kRowsPerTask = 256;
 
 }  // namespace

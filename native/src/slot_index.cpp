@@ -1,7 +1,8 @@
 #include "mtrains/slot_index.h"
 
-#include <algorithm>
 #include <cassert>
+
+#include "mtrains/lru_policy.h"
 
 namespace mtrains {
 
@@ -10,7 +11,8 @@ SlotIndex::SlotIndex(std::uint32_t max_capacity, SlotMemory& memory)
       cold_range_(memory.reserve(std::size_t{max_capacity} * 8, /*huge=*/true)),
       hot_(reinterpret_cast<SlotRecord*>(hot_range_->data())),
       cold_(reinterpret_cast<std::uint64_t*>(cold_range_->data())),
-      max_capacity_(max_capacity) {}
+      max_capacity_(max_capacity),
+      policy_(std::make_unique<LruPolicy>()) {}
 
 void SlotIndex::set_key(std::uint32_t slot, RowKey key, Location location) {
   hot(slot).state = static_cast<std::uint32_t>(key >> kKeyLowBits) << 8;
@@ -26,8 +28,7 @@ bool SlotIndex::grow(std::uint32_t capacity) {
   }
   // Pushed from the top, so that slots are handed out in ascending order.
   for (std::uint32_t slot = capacity; slot-- > capacity_;) {
-    set_key(slot, kNoKey, 0);
-    hot(slot).last_use = free_head_;
+    set_free(slot, free_head_);
     free_head_ = slot;
   }
   capacity_ = capacity;
@@ -35,16 +36,18 @@ bool SlotIndex::grow(std::uint32_t capacity) {
 }
 
 void SlotIndex::drop_free_from(std::uint32_t capacity) {
-  std::uint32_t kept = kEnd;
-  std::uint32_t* tail = &kept;
-  for (std::uint32_t slot = free_head_; slot != kEnd; slot = hot(slot).last_use) {
-    if (slot < capacity) {
-      *tail = slot;
-      tail = &hot(slot).last_use;
+  std::uint32_t head = kEnd, tail = kEnd;
+  for (std::uint32_t slot = free_head_; slot != kEnd; slot = after_free(slot)) {
+    if (slot >= capacity) continue;
+    if (tail == kEnd) {
+      head = slot;
+    } else {
+      set_location(tail, slot);
     }
+    tail = slot;
   }
-  *tail = kEnd;
-  free_head_ = kept;
+  if (tail != kEnd) set_location(tail, kEnd);
+  free_head_ = head;
 }
 
 SlotMoves SlotIndex::moves_below(std::uint32_t capacity) const {
@@ -53,10 +56,10 @@ SlotMoves SlotIndex::moves_below(std::uint32_t capacity) const {
   std::uint32_t free = free_head_;
   for (std::uint32_t slot = capacity; slot < capacity_; ++slot) {
     if (!occupied(slot)) continue;
-    while (free >= capacity) free = hot(free).last_use;
+    while (free >= capacity) free = after_free(free);
     moves.from.push_back(slot);
     moves.to.push_back(free);
-    free = hot(free).last_use;
+    free = after_free(free);
   }
   return moves;
 }
@@ -74,7 +77,7 @@ void SlotIndex::shrink(std::uint32_t capacity) {
 // REQUIRES: `to` is the first of the free slots.
 void SlotIndex::move(std::uint32_t from, std::uint32_t to) {
   assert(free_head_ == to);
-  free_head_ = hot(to).last_use;
+  free_head_ = after_free(to);
   hot(to) = hot(from);
   cold_[to] = cold_[from];
   set_key(from, kNoKey, 0);
@@ -84,17 +87,20 @@ void SlotIndex::move(std::uint32_t from, std::uint32_t to) {
 std::uint32_t SlotIndex::insert(RowKey key, Location location, std::uint32_t clock) {
   assert(free_head_ != kEnd);
   const std::uint32_t slot = free_head_;
-  free_head_ = hot(slot).last_use;
+  free_head_ = after_free(slot);
   set_key(slot, key, location);
   hot(slot).last_use = clock;
+  hot(slot).rank = 0;
   ++num_used_;
+  policy_->inserted(*this, slot);
   return slot;
 }
 
 void SlotIndex::evict(std::uint32_t slot) {
   assert(occupied(slot));
-  set_key(slot, kNoKey, 0);
-  hot(slot).last_use = free_head_;
+  policy_->evicted(*this, slot);
+  if (hot(slot).wanted()) --num_wanted_;
+  set_free(slot, free_head_);
   free_head_ = slot;
   --num_used_;
   ++generation_;
@@ -103,54 +109,10 @@ void SlotIndex::evict(std::uint32_t slot) {
 void SlotIndex::rebase(std::uint32_t subtract) {
   for (std::uint32_t slot = 0; slot < capacity_; ++slot) {
     if (!occupied(slot)) continue;
-    std::uint32_t& last_use = hot(slot).last_use;
-    last_use = last_use > subtract ? last_use - subtract : 0;
+    const std::uint32_t last_use = hot(slot).last_use;
+    hot(slot).last_use = last_use > subtract ? last_use - subtract : 0;
   }
   policy_->clear();
-}
-
-bool LruPolicy::advance(const SlotIndex& index, std::uint32_t clock) {
-  for (; next_ < queue_.size(); ++next_) {
-    const Candidate& candidate = queue_[next_];
-    const SlotRecord& record = index.hot(candidate.slot);
-    if (record.last_use == candidate.last_use && candidate.last_use < clock && record.pins() == 0 &&
-        index.occupied(candidate.slot)) {
-      return true;
-    }
-  }
-  return false;
-}
-
-void LruPolicy::scan(const SlotIndex& index, std::uint32_t clock) {
-  queue_.clear();
-  next_ = 0;
-  for (std::uint32_t slot = 0; slot < index.capacity(); ++slot) {
-    const SlotRecord& record = index.hot(slot);
-    if (record.last_use < clock && record.pins() == 0 && index.occupied(slot)) {
-      queue_.push_back({slot, record.last_use});
-    }
-  }
-  const auto older = [](const Candidate& x, const Candidate& y) {
-    return x.last_use != y.last_use ? x.last_use < y.last_use : x.slot < y.slot;
-  };
-  const std::size_t keep = std::min<std::size_t>(queue_.size(), index.capacity() / 16 + 64);
-  std::nth_element(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(keep), queue_.end(), older);
-  queue_.resize(keep);
-  std::sort(queue_.begin(), queue_.end(), older);
-}
-
-std::int64_t LruPolicy::victim(const SlotIndex& index, std::uint32_t clock) {
-  std::uint32_t last_use;
-  return oldest(index, clock, &last_use) ? static_cast<std::int64_t>(queue_[next_++].slot) : -1;
-}
-
-bool LruPolicy::oldest(const SlotIndex& index, std::uint32_t clock, std::uint32_t* last_use) {
-  if (!advance(index, clock)) {
-    scan(index, clock);
-    if (!advance(index, clock)) return false;
-  }
-  *last_use = queue_[next_].last_use;
-  return true;
 }
 
 }  // namespace mtrains

@@ -115,15 +115,16 @@ SlotPool* SlotTier::lender_for(SlotPool& pool, bool only_older, std::uint32_t cl
     if (pool.bytes() + pool.slot_bytes() > pool.budget) return nullptr;
     only_older = false;
   }
+  Victim victim;
   std::uint32_t oldest = 0xffffffffu;
-  if (only_older && !pool.index.policy().oldest(pool.index, clock, &oldest)) oldest = 0xffffffffu;
+  if (only_older && pool.index.policy().peek(pool.index, clock, &victim)) oldest = victim.last_use;
   SlotPool* lender = nullptr;
   for (const auto& [key, other] : pools_) {
     std::uint32_t last_use = 0;
     if (key.first != kShared || other.get() == &pool || other->index.capacity() == 0) continue;
-    if (other->index.num_used() == other->index.capacity() &&
-        !other->index.policy().oldest(other->index, clock, &last_use)) {
-      continue;
+    if (other->index.num_used() == other->index.capacity()) {
+      if (!other->index.policy().peek(other->index, clock, &victim)) continue;
+      last_use = victim.last_use;
     }
     if (last_use < oldest) {
       oldest = last_use;

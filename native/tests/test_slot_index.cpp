@@ -46,6 +46,9 @@ TEST(a_reused_slot_inherits_nothing) {
   index.grow(1);
   const std::uint32_t slot = index.insert(3, 9, 1);
   index.hot(slot).set_stamp(1);
+  index.hot(slot).rank = 200;
+  index.pin(slot);
+  index.set_wanted(slot, true);
   const std::uint64_t before = index.generation();
   index.evict(slot);
   CHECK(index.generation() != before);
@@ -55,6 +58,9 @@ TEST(a_reused_slot_inherits_nothing) {
   CHECK_EQ(index.hot(again).stamp(), kClean);
   CHECK_EQ(index.location(again), Location{0});
   CHECK_EQ(index.hot(again).last_use, 2u);
+  CHECK_EQ(index.hot(again).rank, 0u);
+  CHECK_EQ(index.hot(again).pins(), 0u);
+  CHECK(!index.hot(again).wanted());
 }
 
 TEST(victims_are_exactly_the_least_recently_used) {
@@ -84,6 +90,36 @@ TEST(victims_are_exactly_the_least_recently_used) {
       oracle.last_use[slot] = clock;
     }
   }
+}
+
+TEST(pins_are_counted_and_keep_a_row_in_its_slot) {
+  HostMemory memory;
+  SlotIndex index(2, memory);
+  index.grow(2);
+  index.insert(7, 0, 1);
+  index.insert(8, 0, 2);
+  const RowKey key = index.key(0);
+  for (std::uint32_t i = 0; i < SlotRecord::kMaxPins; ++i) index.pin(0);
+  CHECK_EQ(index.hot(0).pins(), SlotRecord::kMaxPins);
+  CHECK(!index.hot(0).wanted());
+  CHECK_EQ(index.key(0), key);
+  CHECK_EQ(index.policy().victim(index, 5), std::int64_t{1});
+  index.evict(1);
+  CHECK_EQ(index.policy().victim(index, 5), std::int64_t{-1});
+  for (std::uint32_t i = 1; i < SlotRecord::kMaxPins; ++i) index.unpin(0);
+  CHECK_EQ(index.policy().victim(index, 5), std::int64_t{-1});
+  index.unpin(0);
+  CHECK_EQ(index.policy().victim(index, 5), std::int64_t{0});
+}
+
+TEST(a_victim_that_was_not_evicted_is_found_again) {
+  HostMemory memory;
+  SlotIndex index(300, memory);
+  index.grow(300);
+  for (RowKey key = 0; key < 300; ++key) index.insert(key, 0, 1 + static_cast<std::uint32_t>(key));
+  for (int i = 0; i < 200; ++i) CHECK_EQ(index.policy().victim(index, 1000), std::int64_t{i});
+  for (std::uint32_t slot = 200; slot < 300; ++slot) index.evict(slot);
+  CHECK_EQ(index.policy().victim(index, 1000), std::int64_t{0});
 }
 
 TEST(rows_of_the_present_pass_are_no_victims) {
@@ -126,11 +162,11 @@ TEST(a_rebased_clock_keeps_the_order) {
   HostMemory memory;
   SlotIndex index(3, memory);
   index.grow(3);
-  index.insert(0, 0, 0x90000000u);
-  index.insert(1, 0, 0x80000005u);
+  index.insert(0, 0, 0x900000u);
+  index.insert(1, 0, 0x800005u);
   index.insert(2, 0, 3);
-  index.rebase(0x80000000u);
-  const std::uint32_t clock = 0x70000000u;
+  index.rebase(kClockRebase);
+  const std::uint32_t clock = 0x700000u;
   for (const std::int64_t expected : {2, 1, 0}) {
     const std::int64_t victim = index.policy().victim(index, clock);
     CHECK_EQ(victim, expected);

@@ -1,68 +1,49 @@
-// Which row is in which slot of a tier, when it was last used, and who must leave. Bookkeeping only: no bytes
-// of rows.
+// Which row is in which slot of a tier, when it was last used, and what keeps it there. Bookkeeping only: no
+// bytes of rows.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "mtrains/directory.h"
+#include "mtrains/eviction_policy.h"
 #include "mtrains/location.h"
 #include "mtrains/slot_memory.h"
 
 namespace mtrains {
 
-// The key of a row in a store: the first key of its table plus the row. 46 bits.
-using RowKey = std::uint64_t;
 inline constexpr int kKeyBits = 46;
 inline constexpr RowKey kNoKey = (RowKey{1} << kKeyBits) - 1;
 inline constexpr std::size_t kSlotIndexBytes = 16;  // a slot's hot and cold record
+
+// The clock of accesses has 24 bits; whoever advances it calls rebase(kClockRebase) after kLastClock.
+inline constexpr std::uint32_t kLastClock = 0xf00000u;
+inline constexpr std::uint32_t kClockRebase = 0x800000u;
 
 // The hot record of a slot, 8 bytes: read and written at every access.
 // A plan that kept (row, slot) is stale exactly when the slot holds another row, so the row itself is the
 // slot's generation; SlotIndex::generation() tells cheaply that nothing moved at all.
 struct SlotRecord {
-  std::uint32_t last_use = 0;  // clock of the last access
-  std::uint32_t state = 0;     // dirty stamp (2 bits), pins (6), high bits of the key (24)
+  static constexpr std::uint32_t kMaxPins = 31;
+
+  std::uint32_t last_use : 24 = 0;  // clock of the last access
+  std::uint32_t rank : 8 = 0;       // the policy's own: a frequency
+  std::uint32_t state = 0;          // dirty stamp (2 bits), pins (5), wanted (1), high bits of the key (24)
 
   std::uint32_t stamp() const { return state & 3; }
   void set_stamp(std::uint32_t stamp) { state = (state & ~3u) | stamp; }
-  std::uint32_t pins() const { return (state >> 2) & 63; }
-};
-static_assert(sizeof(SlotRecord) == 8);
-
-class SlotIndex;
-
-// Chooses victims. Behind an interface because next-use, LFU and S3-FIFO will stand beside LRU.
-class EvictionPolicy {
- public:
-  virtual ~EvictionPolicy() = default;
-  // The next slot to leave: occupied, not pinned, last used before `clock`; -1 if there is none.
-  // The slot stays in the index; the caller evicts it before asking again.
-  virtual std::int64_t victim(const SlotIndex& index, std::uint32_t clock) = 0;
-  // Clock of the next victim's last use without choosing it; false if there is none.
-  virtual bool oldest(const SlotIndex& index, std::uint32_t clock, std::uint32_t* last_use) = 0;
-  virtual void clear() = 0;
-};
-
-// Exactly the least recently used slot, ties by slot number. A scan of the hot records collects the oldest
-// sixteenth; slots used since are skipped when their turn comes, so the order stays exact.
-class LruPolicy : public EvictionPolicy {
- public:
-  std::int64_t victim(const SlotIndex& index, std::uint32_t clock) override;
-  bool oldest(const SlotIndex& index, std::uint32_t clock, std::uint32_t* last_use) override;
-  void clear() override { queue_.clear(), next_ = 0; }
+  std::uint32_t pins() const { return (state >> 2) & kMaxPins; }
+  // Whether the row has a use in the lookahead window; SlotIndex::set_wanted changes it.
+  bool wanted() const { return state & kWanted; }
 
  private:
-  struct Candidate {
-    std::uint32_t slot, last_use;
-  };
-  bool advance(const SlotIndex& index, std::uint32_t clock);
-  void scan(const SlotIndex& index, std::uint32_t clock);
-
-  std::vector<Candidate> queue_;
-  std::size_t next_ = 0;
+  friend class SlotIndex;
+  static constexpr std::uint32_t kOnePin = 1u << 2;
+  static constexpr std::uint32_t kWanted = 1u << 7;
 };
+static_assert(sizeof(SlotRecord) == 8);
 
 // Rows that move within an index: from[i] to to[i].
 struct SlotMoves {
@@ -77,6 +58,7 @@ class SlotIndex {
   std::uint32_t capacity() const { return capacity_; }
   std::uint32_t num_used() const { return num_used_; }
   std::uint32_t num_free() const { return capacity_ - num_used_; }
+  std::uint32_t num_wanted() const { return num_wanted_; }  // slots whose rows are wanted()
   std::uint64_t generation() const { return generation_; }  // changes when a row leaves a slot
 
   // False, and nothing changed, if the memory refuses. REQUIRES: capacity() <= capacity <= max_capacity
@@ -114,8 +96,29 @@ class SlotIndex {
     return first;
   }
 
+  // A pinned slot is no victim. Pins are counted. REQUIRES: fewer than kMaxPins pins.
+  void pin(std::uint32_t slot) { hot(slot).state += SlotRecord::kOnePin; }
+  void unpin(std::uint32_t slot) {
+    hot(slot).state -= SlotRecord::kOnePin;
+    if (hot(slot).pins() == 0) policy_->released(*this, slot);
+  }
+  void set_wanted(std::uint32_t slot, bool wanted) {
+    SlotRecord& record = hot(slot);
+    num_wanted_ += static_cast<std::uint32_t>(wanted) - static_cast<std::uint32_t>(record.wanted());
+    record.state = wanted ? record.state | SlotRecord::kWanted : record.state & ~SlotRecord::kWanted;
+  }
+  // Whether nothing but its priority keeps the row in its slot at this clock.
+  bool evictable(std::uint32_t slot, std::uint32_t clock) const {
+    return hot(slot).last_use < clock && hot(slot).pins() == 0 && occupied(slot);
+  }
+
   EvictionPolicy& policy() { return *policy_; }
-  // Halves every age so that the 32-bit clock can go on; order among the more recent half is kept.
+  // REQUIRES: not null. What the former policy knew of the rows is lost, but for wanted() and ranks.
+  void set_policy(std::unique_ptr<EvictionPolicy> policy) {
+    policy_ = std::move(policy);
+    if (num_used_ > 0) policy_->clear();
+  }
+  // Lowers every clock so that it can go on; order among the more recent half is kept.
   void rebase(std::uint32_t subtract);
 
  private:
@@ -124,6 +127,8 @@ class SlotIndex {
   static constexpr std::uint32_t kEnd = 0xffffffffu;
 
   void set_key(std::uint32_t slot, RowKey key, Location location);
+  void set_free(std::uint32_t slot, std::uint32_t next) { set_key(slot, kNoKey, next); }
+  std::uint32_t after_free(std::uint32_t slot) const { return static_cast<std::uint32_t>(location(slot)); }
   void drop_free_from(std::uint32_t capacity);
   void move(std::uint32_t from, std::uint32_t to);
 
@@ -134,9 +139,10 @@ class SlotIndex {
   std::uint32_t max_capacity_;
   std::uint32_t capacity_ = 0;
   std::uint32_t num_used_ = 0;
-  std::uint32_t free_head_ = kEnd;  // free slots form a list through last_use
+  std::uint32_t num_wanted_ = 0;
+  std::uint32_t free_head_ = kEnd;  // free slots form a list through their locations
   std::uint64_t generation_ = 0;
-  std::unique_ptr<EvictionPolicy> policy_ = std::make_unique<LruPolicy>();
+  std::unique_ptr<EvictionPolicy> policy_;  // LRU unless set
 };
 
 }  // namespace mtrains
