@@ -14,6 +14,7 @@ from mtrains.cli.demo import demo
 from mtrains.cli.export import export
 from mtrains.cli.inspect import inspect
 from mtrains.cli.plan import plan
+from mtrains.cli.profile import profile
 from mtrains.cli.train import train
 from mtrains.cli.usage import UsageError
 from mtrains.cli.verify import verify
@@ -51,6 +52,7 @@ def _options(
 
 app.command()(train)
 app.command()(demo)
+app.command()(profile)
 app.command()(inspect)
 app.command()(verify)
 app.command()(export)

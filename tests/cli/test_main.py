@@ -91,7 +91,7 @@ def test_failures_exit_1_with_one_line(capsys, tmp_path, clicks):
 def test_help_names_every_command(capsys):
     code, out, err = run(capsys, "--help")
     assert (code, err) == (0, "")
-    assert all(f"\n  {command} " in out for command in ("train", "demo", "inspect", "verify", "export"))
+    assert all(f"\n  {command} " in out for command in ("train", "demo", "profile", "inspect", "verify", "export"))
 
 
 def test_json_is_all_of_standard_output(capsys, tmp_path, clicks):
