@@ -32,7 +32,7 @@ def plan_report(plan: PlacementPlan) -> RenderableType:
         ("workload", _workload(plan.workload)),
         (
             "step",
-            f"{_time(plan.step_seconds)}, {plan.samples_per_second:,.0f} samples/s"
+            f"{_time(plan.step_seconds)}, {_rate(plan.samples_per_second)}"
             + (f" (target {target:,.0f})" if target is not None else ""),
         ),
         ("limit", f"{plan.binding}; fastest step within {100 * plan.gap_ratio:.2f} % of the bound"),
@@ -143,6 +143,10 @@ def _time(seconds: float) -> str:
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+def _rate(samples_per_second: float | None) -> str:
+    return "no limit takes any time" if samples_per_second is None else f"{samples_per_second:,.0f} samples/s"
 
 
 def _place(table: TablePlacement, tier: str) -> str:

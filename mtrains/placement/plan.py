@@ -107,9 +107,9 @@ class PlacementPlan:
     warnings: tuple[str, ...] = field(default=())
 
     @property
-    def samples_per_second(self) -> float:
-        """What the placement reaches."""
-        return self.batch_size / self.step_seconds if self.step_seconds else float("inf")
+    def samples_per_second(self) -> float | None:
+        """What the placement reaches; None if no limit is known that takes any time."""
+        return self.batch_size / self.step_seconds if self.step_seconds else None
 
     @property
     def gap_ratio(self) -> float:

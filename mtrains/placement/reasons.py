@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from mtrains.placement.allocation import allocate
 from mtrains.placement.cost import Placement, Price
 from mtrains.placement.problem import Array, Problem
 
 __all__ = ["next_gains", "table_reasons"]
 
 _MIB = 2.0**20
+_WHOLE = "{} holds the whole table, which then needs no index"
 
 
 def table_reasons(problem: Problem, placement: Placement, price: Price) -> list[str]:
     """Return a sentence a table."""
-    gains = next_gains(problem, placement)
-    return [_reason(problem, placement, price, table, gains) for table in range(problem.num_tables)]
+    gains, resident = next_gains(problem, placement), allocate(problem, placement).resident
+    return [
+        _WHOLE.format(problem.topology.slots[0].tier)
+        if resident[table] and problem.unique[table] > 0
+        else _reason(problem, placement, price, table, gains)
+        for table in range(problem.num_tables)
+    ]
 
 
 def next_gains(problem: Problem, placement: Placement) -> Array:

@@ -48,6 +48,24 @@ def test_a_plan_explains_its_limit_and_what_a_gib_more_would_bring(made):
     assert made.baselines["greedy"]["step_seconds"] >= made.step_seconds * (1 - 1e-3)
 
 
+@pytest.mark.parametrize("machine", [{}, {"scm": 1e5}, {"hbm": 1e6, "scm": 1e5}, {"scm": 1e5, "log": None}])
+@pytest.mark.parametrize("rows", [0, 1, 1000])
+def test_tables_that_nobody_uses_have_a_place_too(cases, machine, rows):
+    curve = cases.table("t").curves[0]
+    none = (0.0,) * len(curve.hits)
+    unused = dataclasses.replace(curve, unique_rows=0.0, pinned_rows=0.0, hits=none, fetches=none)
+    idle = dataclasses.replace(
+        cases.table("idle"), num_embeddings=rows, touched_rows=rows, lookups_per_sample=0.0, curves=(unused,)
+    )
+    workload = dataclasses.replace(WORKLOAD, compute_seconds=0.0)
+    for tables in ([idle], [idle, cases.table("t", rows=2000)]):
+        made = mtrains.plan(cases.profile(tables), cases.machine(**{"dram": 2e6, **machine}), workload=workload)
+        assert made.tables[0].reason == "no row of it was accessed"
+        assert made.gap_ratio < 0.01
+        json.dumps(made.to_dict(), allow_nan=False)
+    assert made.samples_per_second is not None
+
+
 def test_a_plan_is_a_file(made, tmp_path):
     made.save(tmp_path / "plan.json")
     assert PlacementPlan.load(tmp_path / "plan.json") == made
