@@ -8,7 +8,9 @@ from enum import Enum, auto
 from mtrains import _native
 from mtrains.tiers.catalog_records import CheckpointRecord
 from mtrains.tiers.checkpoint import CheckpointDraft
+from mtrains.tiers.jobs import PlainJob
 from mtrains.tiers.log_writer import LogWriter
+from mtrains.tiers.sweep import Sweep
 
 __all__ = ["CallJob", "CheckpointJob", "FlushJob", "PrepareJob"]
 
@@ -33,17 +35,22 @@ class CheckpointJob:
     ) -> None:
         self._engine = engine
         self._writer = writer
-        self._sweep_rows = sweep_rows
+        self._sweep = Sweep(engine, sweep_rows)
         self._draft = draft
         self._close_epoch = close_epoch
         self._commit = commit
         self._phase = _Phase.SWEEP
         self._record: CheckpointRecord | None = None
 
+    @property
+    def waits(self) -> bool:
+        return self._sweep.running
+
     def step(self) -> bool:
         try:
             return self._step()
         except BaseException:
+            self._sweep.stop()
             self._writer.end_checkpoint(committed=False, closed=self._phase is not _Phase.SWEEP)
             raise
 
@@ -52,7 +59,7 @@ class CheckpointJob:
         if self._phase is not _Phase.COMMIT and self._writer.full_error is not None:
             raise self._writer.full_error
         if self._phase is _Phase.SWEEP:
-            if self._engine.sweep(self._sweep_rows) == 0:
+            if self._sweep.step():
                 self._phase = _Phase.WRITE
                 self._close_epoch(self._draft)
             return False
@@ -64,12 +71,15 @@ class CheckpointJob:
         self._writer.end_checkpoint(committed=True, closed=True)
         return True
 
+    def stop(self) -> None:
+        self._sweep.stop()
+
     def result(self) -> CheckpointRecord:
         assert self._record is not None
         return self._record
 
 
-class PrepareJob:
+class PrepareJob(PlainJob):
     """What comes before a checkpoint begins: make room for it, and append the rows that a given-up one still owes.
 
     These may use the reserve, as that checkpoint could.
@@ -110,29 +120,44 @@ class FlushJob:
         self._engine = engine
         self._writer = writer
         self._sweep_rows = sweep_rows
+        self._sweep = Sweep(engine, sweep_rows)  # first of what a given-up checkpoint left, then of what is dirty now
         self._epoch: int | None = None
         self._swept = False
 
+    @property
+    def waits(self) -> bool:
+        return self._sweep.running
+
     def step(self) -> bool:
+        try:
+            return self._step()
+        except BaseException:
+            self._sweep.stop()
+            raise
+
+    def _step(self) -> bool:
         if self._writer.full_error is not None:
             raise self._writer.full_error
         if not self._swept:
-            # First what a given-up checkpoint left, then what is dirty now.
-            if self._engine.sweep(self._sweep_rows) > 0:
+            if not self._sweep.step():
                 return False
             if self._epoch is None:
                 self._epoch = self._engine.begin_checkpoint()
+                self._sweep = Sweep(self._engine, self._sweep_rows)
                 return False
             self._swept = True
             self._engine.flush(self._epoch, False)
         assert self._epoch is not None
         return self._engine.pending_segments(self._epoch) == 0
 
+    def stop(self) -> None:
+        self._sweep.stop()
+
     def result(self) -> None:
         return None
 
 
-class CallJob:
+class CallJob(PlainJob):
     """One call on the writer thread."""
 
     def __init__(self, call: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Job", "Ticket"]
+__all__ = ["Job", "PlainJob", "Ticket"]
 
 _WAIT_SLICE_SECONDS = 0.2  # Ctrl-C is seen between slices on every platform
 Result = TypeVar("Result")
@@ -15,11 +15,29 @@ Result_co = TypeVar("Result_co", covariant=True)
 class Job(Protocol[Result_co]):
     """Work in bounded steps, on the writer thread. Groups of segments are committed between steps."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether the next step comes to nothing before other threads have done more."""
+
     def step(self) -> bool:
         """Do a little; return True once all is done."""
 
+    def stop(self) -> None:
+        """End threads of its own, for no step will come any more."""
+
     def result(self) -> Result_co:
         """Return what the caller gets, after the last step."""
+
+
+class PlainJob:
+    """Base of jobs without threads of their own."""
+
+    @property
+    def waits(self) -> bool:
+        return False
+
+    def stop(self) -> None:
+        pass
 
 
 class Ticket(Generic[Result]):
@@ -40,6 +58,7 @@ class Ticket(Generic[Result]):
         self._done.set()
 
     def fail(self, error: BaseException) -> None:
+        self.job.stop()
         self._error = error
         self._done.set()
 

@@ -201,9 +201,10 @@ class LogWriter:
         """Commit one group if one waits, then do one step of a job or of the background work."""
         with self._mutex:
             ticket = self._jobs[0] if self._jobs else None
-        timeout = 0.0 if ticket is not None or self._more else _IDLE_SECONDS
+        waits = ticket is None or ticket.job.waits
+        timeout = _IDLE_SECONDS if waits and not self._more else 0.0
         segments = self._engine.next_sealed(_GROUP_SEGMENTS, timeout)
-        if segments and ticket is None:
+        if segments and waits:
             segments += self._gather(len(segments))
         blocked = bool(segments) and not self._append(segments)
         if ticket is not None:

@@ -691,12 +691,7 @@ void bind_checkpoints(nb::class_<Engine>& engine) {
           "epoch", [](Engine& self) { return self.locked([](RowStore& store) { return store.epoch(); }); },
           Release())
       .def("begin_checkpoint", &Engine::begin_checkpoint, Release())
-      .def(
-          "sweep",
-          [](Engine& self, std::size_t max_rows) {
-            return self.locked([&](RowStore& store) { return store.sweep(max_rows); });
-          },
-          Release(), "max_rows"_a)
+      .def("sweep", &Engine::sweep, Release(), "max_rows"_a, "timeout_seconds"_a = 0.0)
       .def(
           "owed_rows", [](Engine& self) { return self.locked([](RowStore& store) { return store.owed(); }); },
           Release())

@@ -113,6 +113,14 @@ std::uint64_t Engine::begin_checkpoint() {
   return store_->begin_checkpoint();
 }
 
+std::uint64_t Engine::sweep(std::size_t max_rows, double timeout_seconds) {
+  auto lock = enter();
+  room_.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
+                 [this] { return closed_ || failure_code_ != 0 || store_->log().has_room(); });
+  check_open();
+  return store_->sweep(max_rows);
+}
+
 void Engine::check_whole() const {
   if (torn_) {
     throw StateError(
@@ -124,8 +132,7 @@ void Engine::check_whole() const {
 
 std::vector<std::shared_ptr<PendingSegment>> Engine::next_sealed(std::size_t max_group,
                                                                  double timeout_seconds) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  check_open();
+  auto lock = enter();
   sealed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
                    [this] { return closed_ || woken_ || store_->log().has_sealed(); });
   woken_ = false;

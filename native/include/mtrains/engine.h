@@ -127,6 +127,8 @@ class Engine {
   // Ends the present epoch: what is dirty belongs to the returned one. StateError while rows of the one
   // before are owed, and after a step that failed half way.
   std::uint64_t begin_checkpoint();
+  // Appends up to max_rows owed rows, once the log has room, for which it waits so long; returns how many remain.
+  std::uint64_t sweep(std::size_t max_rows, double timeout_seconds);
 
   // --- the writer thread
   std::vector<std::shared_ptr<PendingSegment>> next_sealed(std::size_t max_group, double timeout_seconds);
