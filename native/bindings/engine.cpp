@@ -240,17 +240,28 @@ nb::object segments(Engine& engine) {
 }
 
 nb::dict changes(Engine& engine, std::uint64_t epoch) {
-  std::vector<std::pair<std::uint64_t, Location>> delta;
+  struct TableDelta {
+    std::uint32_t table;
+    std::vector<std::uint64_t> rows, locations;
+  };
+  std::vector<TableDelta> delta;
   std::vector<SegmentRow> changed;
   std::vector<std::uint64_t> superseded;
   std::vector<std::uint32_t> removed;
-  // Runs of one table: (table, first, last) in `delta`.
-  std::vector<std::tuple<std::uint32_t, std::size_t, std::size_t>> runs;
-  std::vector<RowKey> first_keys;
   {
     const nb::gil_scoped_release release;
     engine.locked([&](RowStore& store) {
-      delta = store.log().delta(epoch);
+      RowKey first = 0, end = 0;  // keys of the last table
+      store.log().delta(epoch).for_each([&](RowKey key, Location location) {
+        if (key >= end) {
+          const Table& table = store.table(store.table_of(key));
+          first = table.first_key;
+          end = first + table.num_rows;
+          delta.push_back({table.number, {}, {}});
+        }
+        delta.back().rows.push_back(key - first);
+        delta.back().locations.push_back(location);
+      });
       const auto& all = store.log().segments();
       for (const std::uint32_t number : store.log().changed()) {
         const Segment& segment = all[number];
@@ -264,29 +275,11 @@ nb::dict changes(Engine& engine, std::uint64_t epoch) {
         const Segment& now = all[number];
         if (now.state == SegmentState::kUnused || now.epoch > epoch) removed.push_back(number);
       }
-      for (std::size_t i = 0; i < delta.size();) {
-        const std::uint32_t number = store.table_of(delta[i].first);
-        const RowKey first = store.table(number).first_key, end = first + store.table(number).num_rows;
-        std::size_t j = i;
-        while (j < delta.size() && delta[j].first < end) ++j;
-        runs.emplace_back(number, i, j);
-        first_keys.push_back(first);
-        i = j;
-      }
     });
   }
   nb::list deltas;
-  for (std::size_t r = 0; r < runs.size(); ++r) {
-    const auto [number, begin, end] = runs[r];
-    std::vector<std::uint64_t> rows, locations;
-    rows.reserve(end - begin);
-    locations.reserve(end - begin);
-    for (std::size_t i = begin; i < end; ++i) {
-      rows.push_back(delta[i].first - first_keys[r]);
-      locations.push_back(delta[i].second);
-    }
+  for (auto& [number, rows, locations] : delta)
     deltas.append(nb::make_tuple(number, own(std::move(rows)), own(std::move(locations))));
-  }
   const std::size_t entries = superseded.size() / 3;
   nb::dict result;
   result["deltas"] = deltas;

@@ -15,14 +15,9 @@ constexpr std::size_t kSpareBuffers = 16;
 // Room kept in a header for the meta bytes of an ordinary segment: fixed, and for each table in it.
 constexpr std::size_t kMetaFixedBytes = 2048;
 constexpr std::size_t kMetaTableBytes = 1024;
-constexpr std::size_t kDeltaCompactionRows = std::size_t{1} << 20;
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-bool by_key(const std::pair<std::uint64_t, Location>& x, const std::pair<std::uint64_t, Location>& y) {
-  return x.first < y.first;
 }
 
 }  // namespace
@@ -254,12 +249,7 @@ Location SegmentLog::append(std::uint64_t epoch, std::uint32_t table, std::uint1
   ++counters_.rows_appended;
   counters_.bytes_appended += stride;
   const Location location = make_location(pending.header.number, block, position);
-  DeltaRun& run = deltas_[epoch];
-  run.emplace_back(key, location);
-  if (std::size_t& size = compacted_size_[epoch]; run.size() > 2 * size + kDeltaCompactionRows) {
-    compact(run);
-    size = run.size();
-  }
+  deltas_[epoch].add(key, location);
   return location;
 }
 
@@ -349,26 +339,15 @@ std::uint32_t SegmentLog::pending_segments(std::uint64_t epoch) const {
 
 // --- checkpoints
 
-void SegmentLog::compact(DeltaRun& run) {
-  std::stable_sort(run.begin(), run.end(), by_key);
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < run.size(); ++i) {
-    if (kept > 0 && run[kept - 1].first == run[i].first) {
-      run[kept - 1] = run[i];
-    } else {
-      run[kept++] = run[i];
-    }
+// The runs of earlier epochs are one from here on: no checkpoint will be taken of them alone.
+DeltaRun& SegmentLog::delta(std::uint64_t epoch) {
+  const auto end = deltas_.upper_bound(epoch);
+  if (deltas_.begin() == end) return deltas_[epoch];
+  DeltaRun& first = deltas_.begin()->second;
+  for (auto later = std::next(deltas_.begin()); later != end; later = deltas_.erase(later)) {
+    first.append(later->second);
   }
-  run.resize(kept);
-}
-
-std::vector<std::pair<std::uint64_t, Location>> SegmentLog::delta(std::uint64_t epoch) {
-  DeltaRun all;
-  for (const auto& [appended, run] : deltas_) {
-    if (appended <= epoch) all.insert(all.end(), run.begin(), run.end());
-  }
-  compact(all);
-  return all;
+  return first;
 }
 
 }  // namespace mtrains

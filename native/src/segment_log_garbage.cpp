@@ -170,7 +170,6 @@ void SegmentLog::finish_load() {
 
 void SegmentLog::forget(std::uint64_t epoch, std::uint64_t oldest_retained) {
   deltas_.erase(deltas_.begin(), deltas_.upper_bound(epoch));
-  compacted_size_.erase(compacted_size_.begin(), compacted_size_.upper_bound(epoch));
   removed_.clear();
   for (auto it = changed_.begin(); it != changed_.end();) {
     Segment& segment = segments_[*it];

@@ -19,6 +19,7 @@
 #include "mtrains/buffer_pool.h"
 #include "mtrains/evacuation.h"
 #include "mtrains/garbage_index.h"
+#include "mtrains/delta_run.h"
 #include "mtrains/location.h"
 #include "mtrains/memory_map.h"
 #include "mtrains/read_generations.h"
@@ -160,7 +161,7 @@ class SegmentLog {
   void finish_load();  // after the last load, before the first append
   // (key, location) of the newest version of each row appended in epochs <= epoch since forget(), ascending
   // by key.
-  std::vector<std::pair<std::uint64_t, Location>> delta(std::uint64_t epoch);
+  DeltaRun& delta(std::uint64_t epoch);
   const std::vector<std::uint32_t>& removed() const { return removed_; }
   const std::set<std::uint32_t>& changed() const { return changed_; }  // numbers, since forget()
   void forget(std::uint64_t epoch, std::uint64_t oldest_retained);
@@ -172,7 +173,6 @@ class SegmentLog {
 
  private:
   using Take = void (*)(const void*, std::uint32_t, std::uint16_t, const std::byte*);
-  using DeltaRun = std::vector<std::pair<std::uint64_t, Location>>;
 
   // A row to read from the file.
   struct Placed {
@@ -190,7 +190,6 @@ class SegmentLog {
   void read_chunk(const std::vector<Placed>& placed, std::size_t begin, std::size_t end,
                   const std::vector<RowRead>& reads, const void* context, Take take);
   void take_record(const std::byte* blocks, const RowRead& read, const void* context, Take take);
-  static void compact(DeltaRun& run);
   void mark_changed(std::uint32_t number);
   void judge(const Epochs& checkpoints);
   void index(std::uint32_t number);
@@ -214,7 +213,6 @@ class SegmentLog {
   std::map<std::uint64_t, std::shared_ptr<PendingSegment>> streams_;  // epoch -> filling
   std::vector<std::shared_ptr<PendingSegment>> sealed_;               // oldest first
   std::map<std::uint64_t, DeltaRun> deltas_;                          // epoch -> appended
-  std::map<std::uint64_t, std::size_t> compacted_size_;
   std::string path_;
   std::string refused_;
   std::shared_ptr<BlockReader> reader_;
