@@ -237,7 +237,7 @@ class Engine:
     def log_use(self, checkpoints: Sequence[int]) -> tuple[float, float, float]: ...  # bytes of segments: live, held by these checkpoints alone, dead
     # --- checkpoints
     def epoch(self) -> int: ...
-    def begin_checkpoint(self) -> int: ...  # C = E; E += 1; StateError while rows are owed
+    def begin_checkpoint(self) -> int: ...  # C = E; E += 1; 0, nothing changed, within a step or write_rows; StateError while rows are owed
     def sweep(self, max_rows: int, timeout_seconds: float = 0.0) -> int: ...  # settles owed rows; how many remain
     def owed_rows(self) -> int: ...
     def flush(self, epoch: int, closes: bool, meta_bytes: int = 0) -> None: ...  # seals the filling segments of epochs <= epoch; the last one is marked `closes`

@@ -142,7 +142,9 @@ class FlushJob:
             if not self._sweep.step():
                 return False
             if self._epoch is None:
-                self._epoch = self._engine.begin_checkpoint()
+                self._epoch = self._engine.begin_checkpoint() or None
+                if self._epoch is None:  # within a step that waits for room: after it
+                    return False
                 self._sweep = Sweep(self._engine, self._sweep_rows)
                 return False
             self._swept = True

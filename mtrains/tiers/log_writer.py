@@ -124,9 +124,17 @@ class LogWriter:
             self._thread.join()
 
     def begin_checkpoint(self) -> int:
-        """Begin a checkpoint in the engine; its epoch's rows are kept until `end_checkpoint`."""
+        """Begin a checkpoint in the engine; its epoch's rows are kept until `end_checkpoint`.
+
+        Raises: StateError within a step of another thread.
+        """
         with self._epochs_mutex:
             epoch = self._engine.begin_checkpoint()
+            if not epoch:
+                raise StateError(
+                    "a step of an optimizer or write_rows is running in another thread; a checkpoint begins "
+                    "between them"
+                )
             self._protected = (*self._protected, epoch)
             self._running_epoch = epoch
         return epoch

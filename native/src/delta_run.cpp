@@ -34,7 +34,8 @@ bool DeltaRun::Reader::next(Entry& entry) {
 
 void DeltaRun::add(std::uint64_t key, Location location) {
   const std::size_t limit = std::max(kMinTail, num_encoded_ / 4);
-  if (tail_.size() == tail_.capacity()) tail_.reserve(std::min(std::max<std::size_t>(1024, 2 * tail_.size()), limit));
+  if (tail_.size() == tail_.capacity())
+    tail_.reserve(std::min(std::max<std::size_t>(1024, 2 * tail_.size()), limit));
   tail_.emplace_back(key, location);
   if (tail_.size() >= limit) merge_tail();
 }
@@ -55,7 +56,8 @@ void DeltaRun::encode(std::uint64_t key, Location location) {
   std::uint64_t distance = key - last_key_;
   for (; distance >= 0x80u; distance >>= 7) bytes.push_back(static_cast<std::uint8_t>(distance | 0x80u));
   bytes.push_back(static_cast<std::uint8_t>(distance));
-  for (std::size_t i = 0; i < kLocationBytes; ++i) bytes.push_back(static_cast<std::uint8_t>(location >> (8 * i)));
+  for (std::size_t i = 0; i < kLocationBytes; ++i)
+    bytes.push_back(static_cast<std::uint8_t>(location >> (8 * i)));
   last_key_ = key;
   ++num_encoded_;
 }
@@ -63,7 +65,8 @@ void DeltaRun::encode(std::uint64_t key, Location location) {
 void DeltaRun::merge_tail() {
   if (tail_.empty()) return;
   // Of one key the last to come is the newest, and stands last.
-  std::stable_sort(tail_.begin(), tail_.end(), [](const Entry& x, const Entry& y) { return x.first < y.first; });
+  std::stable_sort(tail_.begin(), tail_.end(),
+                   [](const Entry& x, const Entry& y) { return x.first < y.first; });
   std::vector<Chunk> before = std::move(chunks_);
   chunks_.clear();
   num_encoded_ = 0;

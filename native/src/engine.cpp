@@ -110,7 +110,7 @@ void Engine::set_update_count(std::uint32_t table, std::uint64_t count) {
 std::uint64_t Engine::begin_checkpoint() {
   const auto lock = enter();
   check_whole();
-  return store_->begin_checkpoint();
+  return changing_ ? 0 : store_->begin_checkpoint();
 }
 
 std::uint64_t Engine::sweep(std::size_t max_rows, double timeout_seconds) {

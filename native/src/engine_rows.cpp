@@ -45,6 +45,7 @@ void Engine::read_records(std::uint32_t number, const std::int64_t* rows, std::s
 
 void Engine::write_rows(std::uint32_t number, const std::int64_t* rows, std::size_t n, const float* values) {
   const Pass pass(*this);
+  const Changing changing(*this);
   Table& table = table_at(number);
   check_rows(table, rows, n);
   store_->settle_residency();

@@ -21,6 +21,7 @@ struct Engine::Located {
 
 void Engine::step(std::vector<TableUpdate>& updates, DeviceCompute* device) {
   const Pass pass(*this);
+  const Changing changing(*this);
   check_whole();
   for (TableUpdate& update : updates) {
     table_at(update.table);

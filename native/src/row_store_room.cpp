@@ -54,10 +54,13 @@ bool RowStore::shrink(SlotPool& pool) {
   }
   const SlotMoves moves = pool.index.moves_below(capacity);
   // The bytes first: a device may fail, and rows are where they were then.
-  if (pool.device != nullptr && !moves.from.empty()) {
-    std::vector<std::byte> records(moves.from.size() * pool.stride);
-    pool.device->load(moves.from.data(), moves.from.size(), records.data());
-    pool.device->store(moves.to.data(), moves.to.size(), records.data());
+  if (pool.device != nullptr) {
+    std::vector<std::byte> records(std::min(moves.from.size(), kDeviceRecords) * pool.stride);
+    for (std::size_t begin = 0; begin < moves.from.size(); begin += kDeviceRecords) {
+      const std::size_t n = std::min(moves.from.size() - begin, kDeviceRecords);
+      pool.device->load(&moves.from[begin], n, records.data());
+      pool.device->store(&moves.to[begin], n, records.data());
+    }
   } else {
     for (std::size_t i = 0; i < moves.from.size(); ++i)
       std::memcpy(pool.record(moves.to[i]), pool.record(moves.from[i]), pool.stride);

@@ -1,10 +1,9 @@
-#include "mtrains/delta_run.h"
-
 #include <map>
 #include <random>
 #include <vector>
 
 #include "check.h"
+#include "mtrains/delta_run.h"
 
 using namespace mtrains;
 

@@ -386,7 +386,11 @@ TEST(passes_that_wait_for_the_log_hear_of_its_failure) {
   std::vector<std::int64_t> rows(100000);
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(i);
   const std::vector<float> values(rows.size() * 16, 1.0f);
-  std::thread failing([&engine] { engine.fail(28, "the disk is full"); });
+  std::thread failing([&engine] {
+    while (engine.locked([](RowStore& store) { return store.log().has_room(); })) std::this_thread::yield();
+    CHECK_EQ(engine.begin_checkpoint(), std::uint64_t{0});  // the rows of this write_rows are of one epoch
+    engine.fail(28, "the disk is full");
+  });
   CHECK_THROWS(engine.write_rows(0, rows.data(), rows.size(), values.data()), IoError);
   failing.join();
   engine.close();

@@ -10,8 +10,9 @@
 
 namespace mtrains {
 
-// Keys ascending, encoded: the distance to the key before as a varint, the location in six bytes. New entries wait in
-// a tail, unsorted, until they are a quarter as many; so an entry is encoded anew a few times. Not thread-safe.
+// Keys ascending, encoded: the distance to the key before as a varint, the location in six bytes. New entries
+// wait in a tail, unsorted, until they are a quarter as many; so an entry is encoded anew a few times. Not
+// thread-safe.
 class DeltaRun {
  public:
   using Entry = std::pair<std::uint64_t, Location>;

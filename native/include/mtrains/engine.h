@@ -126,8 +126,11 @@ class Engine {
 
   // Ends the present epoch: what is dirty belongs to the returned one. StateError while rows of the one
   // before are owed, and after a step that failed half way.
+  // 0, and nothing changed, while a step or write_rows of another thread waits for room: its rows would be of
+  // both.
   std::uint64_t begin_checkpoint();
-  // Appends up to max_rows owed rows, once the log has room, for which it waits so long; returns how many remain.
+  // Appends up to max_rows owed rows, once the log has room, for which it waits so long; returns how many
+  // remain.
   std::uint64_t sweep(std::size_t max_rows, double timeout_seconds);
 
   // --- the writer thread
@@ -178,6 +181,18 @@ class Engine {
     std::lock_guard<std::mutex> pass_;
     std::unique_lock<std::mutex> lock_;
     Inside inside_;
+  };
+
+  // The scope of what changes rows, within a pass.
+  class Changing {
+   public:
+    explicit Changing(Engine& engine) : engine_(engine) { engine_.changing_ = true; }
+    ~Changing() { engine_.changing_ = false; }
+    Changing(const Changing&) = delete;
+    Changing& operator=(const Changing&) = delete;
+
+   private:
+    Engine& engine_;
   };
 
   std::unique_lock<std::mutex> enter();
@@ -234,7 +249,8 @@ class Engine {
   std::unique_ptr<RowStore> store_;  // none once closed
   bool closed_ = false;
   bool woken_ = false;
-  bool torn_ = false;  // a step failed after it had changed rows
+  bool changing_ = false;  // a step or write_rows is in progress
+  bool torn_ = false;      // a step failed after it had changed rows
   int failure_code_ = 0;
   std::string failure_;
   EngineTimes times_;

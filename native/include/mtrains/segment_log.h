@@ -17,9 +17,9 @@
 
 #include "mtrains/block_reader.h"
 #include "mtrains/buffer_pool.h"
+#include "mtrains/delta_run.h"
 #include "mtrains/evacuation.h"
 #include "mtrains/garbage_index.h"
-#include "mtrains/delta_run.h"
 #include "mtrains/location.h"
 #include "mtrains/memory_map.h"
 #include "mtrains/read_generations.h"
