@@ -189,6 +189,10 @@ Seen read_while_places_are_reused(const std::string& engine, bool by_generation,
               {segments[i].place * kSegmentImageBytes + (kSegmentPages - 1 - blocks[i]) * kPageBytes,
                buffer.get() + i * kPageBytes, static_cast<std::uint32_t>(kPageBytes)});
         }
+        if (!by_generation && seen[t].reads == 0) {  // until all that was found has been written over
+          const std::uint64_t over = log.segments_written() + 2 * kPlaces;
+          while (log.segments_written() < over) std::this_thread::yield();
+        }
         if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
         reader->read(reads);
         for (std::size_t i = 0; i < std::size_t{kBatch}; ++i)
