@@ -213,7 +213,7 @@ class LogWriter:
         timeout = _IDLE_SECONDS if waits and not self._more else 0.0
         segments = self._engine.next_sealed(_GROUP_SEGMENTS, timeout)
         if segments and waits:
-            segments += self._gather(len(segments))
+            segments += self._gather(len(segments), ticket)
         blocked = bool(segments) and not self._append(segments)
         if ticket is not None:
             self._step(ticket)
@@ -223,11 +223,13 @@ class LogWriter:
         else:
             self._more = self._collect() or self._context.background()
 
-    def _gather(self, present: int) -> list[_native.SealedSegment]:
-        """Wait a little for more segments: a commit costs the same for one and for several."""
+    def _gather(self, present: int, ticket: Ticket[Any] | None) -> list[_native.SealedSegment]:
+        """Wait a little for more segments, while they come: a commit costs the same for one and for several."""
         gathered: list[_native.SealedSegment] = []
         end = self._context.clock() + _GATHER_SECONDS
         while present + len(gathered) < _MIN_GROUP and (left := end - self._context.clock()) > 0:
+            if ticket is not None and not ticket.job.waits:  # its last wake may be used up
+                break
             more = self._engine.next_sealed(_GROUP_SEGMENTS - present - len(gathered), left)
             if not more:  # time is up, or there is a job
                 break
