@@ -206,6 +206,15 @@ def test_budgets_that_cannot_be_are_refused(budgets, error, said):
         mtrains.TieredEmbedding(10, 8, store=store, name="t")
 
 
+@pytest.mark.parametrize("dram", [0, "64KiB"])
+def test_an_scm_tier_without_pages_for_one_row_is_refused_with_its_table(dram):
+    with (
+        mtrains.Store(dram=dram, scm=8192) as store,
+        pytest.raises(mtrains.CapacityError, match="one row takes 12288 bytes, the scm budget is 8192; raise scm="),
+    ):
+        mtrains.TieredEmbedding(10, 8, store=store, name="t")
+
+
 def test_a_store_without_memory_is_refused():
     with pytest.raises(ValueError, match="needs memory for rows"):
         mtrains.Store(dram=0)

@@ -331,6 +331,25 @@ def test_a_billion_rows_take_disk_only_for_what_is_touched(tmp_path):
 # --- the environment
 
 
+def test_a_closed_store_leaves_no_descriptor_open(tmp_path):
+    def open_data_files():
+        links = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
+        return [os.readlink(link) for link in links if os.path.lexists(link) and "mdb" in os.readlink(link)]
+
+    def use(path):
+        with Store(path, dram="4KiB") as store:
+            store.add_table(TableSpec("a", 100, 4))
+            store.checkpoint("x")
+            store.restore("x")
+
+    gc.collect()  # stores that other tests left
+    before = open_data_files()
+    for number in range(3):
+        use(tmp_path / str(number))
+        use(None)
+    assert open_data_files() == before
+
+
 def test_options_of_later_versions_are_refused_by_name():
     for option in (
         {"plan": "x"},

@@ -95,12 +95,19 @@ std::uint64_t RowStore::budget_of(const SlotTier& tier, const TableBudgets& budg
 void RowStore::check_record(const std::string& name, const RecordLayout& record,
                             const TableBudgets& budgets) const {
   const std::uint64_t slot = record.stride() + kSlotIndexBytes;
+  const auto refuse = [&name](const SlotTier& tier, std::uint64_t needed, std::uint64_t budget) {
+    const std::string kind = name_of(tier.spec().kind);
+    throw CapacityError("table '" + name + "': one row takes " + std::to_string(needed) + " bytes, the " +
+                        kind + " budget is " + std::to_string(budget) + "; raise " + kind + "=");
+  };
   for (const auto& tier : levels_) {
     const std::uint64_t budget = budget_of(*tier, budgets);
-    if (slot <= budget || (budget == 0 && tier->level() > 0)) continue;
-    const std::string kind = name_of(tier->spec().kind);
-    throw CapacityError("table '" + name + "': one row takes " + std::to_string(slot) + " bytes, the " +
-                        kind + " budget is " + std::to_string(budget) + "; raise " + kind + "=");
+    if (slot > budget && (budget > 0 || tier->level() == 0)) refuse(*tier, slot, budget);
+    if (budget == 0 || tier->spec().memory == nullptr) continue;
+    // Records and the two halves of their index are in units of their own.
+    const std::uint64_t unit = tier->spec().memory->unit_bytes();
+    const std::uint64_t least = ((record.stride() + unit - 1) / unit + 2) * unit;
+    if (least > tier->spec().bytes) refuse(*tier, least, tier->spec().bytes);
   }
   if (record.stride() > kMaxRecordBytes) {
     throw CapacityError("table '" + name + "': one row takes " + std::to_string(record.stride()) +

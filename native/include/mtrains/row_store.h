@@ -82,6 +82,9 @@ class RowStore {
   // tiers: from fast to slow, each with a budget; the first computes.
   RowStore(std::vector<TierSpec> tiers, std::uint32_t incarnation, std::uint64_t epoch,
            std::uint32_t max_pending, ThreadPool& threads);
+  ~RowStore() { close_base(); }
+  RowStore(const RowStore&) = delete;
+  RowStore& operator=(const RowStore&) = delete;
 
   // Blocks until the log has room; may let the writer thread in (locations, dirty stamps and segments change
   // meanwhile, slots do not). Throws if the log failed.
