@@ -58,8 +58,9 @@ class ForkServer:
         return sorted(possible)
 
     def close(self):
-        self._process.stdin.close()
+        self._process.kill()  # its input may not end: children of other tests have inherited the pipe
         self._process.wait()
+        self._process.stdin.close()
         self._process.stdout.close()
         self._report.cleanup()
 

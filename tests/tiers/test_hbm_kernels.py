@@ -129,7 +129,9 @@ class NativeTable:
 
     def __init__(self, case, random):
         self.case = case
-        self.engine = _native.Engine(dram_bytes=1 << 26, num_threads=2, incarnation=1, epoch=1)
+        self.engine = _native.Engine(
+            tiers=[(1, 1 << 26, 0, None, None, None)], num_threads=2, incarnation=1, epoch=1
+        )
         self.number = self.engine.add_table(
             name="t", num_rows=NUM_ROWS, dim=case.dim, dtype=DTYPES.index(case.dtype), init_kind=2,
             init_a=0.0, init_b=1.0, key=KEY, padding_row=int(IDS[PADDING]) if case.padding else -1,
