@@ -576,7 +576,7 @@ def _check_read_only(
         )
     if options.chain.scm is not None:
         raise ValueError(
-            "scm= may lie in the folder of the store, where Store(read_only=True) writes nothing; raise dram= instead"
+            "Store(read_only=True) has no scm tier, which may need the folder of the store; raise dram= instead"
         )
 
 

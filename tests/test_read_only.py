@@ -216,7 +216,7 @@ def test_options_that_mean_nothing_are_refused(trainer, path):
     for option in ({"ssd": "1GiB"}, {"keep": 3}, {"on_optimizer_change": "reset"}):
         with pytest.raises(ValueError, match=f"{next(iter(option))}= has no meaning"):
             read(path, **option)
-    with pytest.raises(ValueError, match="scm= may lie in the folder"):
+    with pytest.raises(ValueError, match="has no scm tier"):
         read(path, scm="1MiB")
     with pytest.raises(ValueError, match="name its folder"):
         Store(read_only=True)

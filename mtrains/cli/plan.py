@@ -16,7 +16,9 @@ __all__ = ["plan"]
 
 
 def plan(
-    profile: Annotated[str | None, typer.Argument(help="A profile (mtrains profile).", metavar="PROFILE")] = None,
+    profile: Annotated[
+        str | None, typer.Argument(help="A file that LocalityProfile.save() wrote.", metavar="PROFILE")
+    ] = None,
     topology: Annotated[
         str | None, typer.Option(help="A preset, or a .toml or .json file that describes the machine.")
     ] = None,

@@ -169,7 +169,7 @@ def choose_batch_size(profile: LocalityProfile, workload: Workload) -> int:
         raise ValueError(
             f"the profile has no curves for {wanted[0]}, lookahead {wanted[1]}, depth {wanted[2]}, batch "
             f"{'of any size' if size is None else size}; a curve of another setting would mislead. It has: {has}. "
-            f"Profile again: mtrains profile DATA --batch-size {size or 'N'} --lookahead {wanted[1]} --depth "
+            f"Ask for one of these, or make the profile with batch size {size or 'N'}, lookahead {wanted[1]}, depth "
             f"{wanted[2]}"
         )
     assert size is not None

@@ -160,4 +160,4 @@ def test_a_profile_that_is_none_or_lacks_the_curves_exits_1(capsys, files, tmp_p
     assert "odd.json has profile format None" in errors
     code, _, errors = run(capsys, "plan", files[0], "--topology", "reference", "--batch-size", "7")
     assert code == 1
-    assert "mtrains profile DATA --batch-size 7" in errors
+    assert "make the profile with batch size 7" in errors

@@ -93,7 +93,7 @@ def test_a_plan_of_other_tables_is_refused_by_name(made):
 
 def test_a_profile_without_the_curves_is_refused_with_the_command(cases, tables):
     workload = dataclasses.replace(WORKLOAD, batch_size=999)
-    with pytest.raises(ValueError, match="mtrains profile DATA --batch-size 999 --lookahead 64 --depth 2"):
+    with pytest.raises(ValueError, match="make the profile with batch size 999, lookahead 64, depth 2"):
         mtrains.plan(cases.profile(tables), cases.machine(), workload=workload)
 
 
