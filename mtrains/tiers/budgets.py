@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from mtrains.units import parse_bytes
 
-__all__ = ["parse_budgets"]
+__all__ = ["SLOT_TIERS", "parse_budgets"]
 
-_TIERS = ("hbm", "dram", "scm")
+SLOT_TIERS = ("hbm", "dram", "scm")  # from fast to slow, by the native number of their kind
 
 
 def parse_budgets(budgets: object) -> dict[str, dict[str, int]]:
@@ -31,7 +31,7 @@ def _of_table(table: str, own: object) -> dict[str, int]:
         raise TypeError(f"budgets of table {table!r} must be a mapping {{tier: bytes}}, got {type(own).__name__}")
     parsed = {}
     for tier, size in own.items():
-        if tier not in _TIERS:
-            raise ValueError(f"budgets of table {table!r}: no tier {tier!r}; a budget is of {', '.join(_TIERS)}")
+        if tier not in SLOT_TIERS:
+            raise ValueError(f"budgets of table {table!r}: no tier {tier!r}; a budget is of {', '.join(SLOT_TIERS)}")
         parsed[str(tier)] = parse_bytes(size)
     return parsed

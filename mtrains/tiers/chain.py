@@ -13,14 +13,13 @@ from mtrains import _native
 from mtrains.errors import CapacityError
 from mtrains.hbm import Hbm
 from mtrains.scm import Scm
+from mtrains.tiers.budgets import SLOT_TIERS
 from mtrains.tiers.hbm import HbmMemory
 from mtrains.tiers.scm import ScmArena, bandwidth_limit, file_memory
 from mtrains.tiers.scm_open import describe_scm, open_scm_arena
 from mtrains.units import format_bytes
 
-__all__ = ["SLOT_TIERS", "Chain", "ChainConfig"]
-
-SLOT_TIERS = ("hbm", "dram", "scm")  # by the native number of their kind
+__all__ = ["Chain", "ChainConfig"]
 
 # A table's bytes in each tier: 0 passes the tier over, a tier that is not named is shared.
 TableBudgets = Mapping[str, int]

@@ -21,7 +21,20 @@ class _Phase(Enum):
     COMMIT = auto()
 
 
-class CheckpointJob:
+class _SweepingJob:
+    """What jobs share that append rows by a sweep."""
+
+    _sweep: Sweep
+
+    @property
+    def waits(self) -> bool:
+        return self._sweep.running
+
+    def stop(self) -> None:
+        self._sweep.stop()
+
+
+class CheckpointJob(_SweepingJob):
     """Settle what an epoch owes, wait for its segments, commit. Its checkpoint has begun in the engine."""
 
     def __init__(
@@ -41,10 +54,6 @@ class CheckpointJob:
         self._commit = commit
         self._phase = _Phase.SWEEP
         self._record: CheckpointRecord | None = None
-
-    @property
-    def waits(self) -> bool:
-        return self._sweep.running
 
     def step(self) -> bool:
         try:
@@ -70,9 +79,6 @@ class CheckpointJob:
         self._record = self._commit(self._draft)
         self._writer.end_checkpoint(committed=True, closed=True)
         return True
-
-    def stop(self) -> None:
-        self._sweep.stop()
 
     def result(self) -> CheckpointRecord:
         assert self._record is not None
@@ -112,7 +118,7 @@ class PrepareJob(PlainJob):
         return None
 
 
-class FlushJob:
+class FlushJob(_SweepingJob):
     """Append all dirty rows and wait until they are in the container. It closes an epoch without a
     checkpoint."""
 
@@ -123,10 +129,6 @@ class FlushJob:
         self._sweep = Sweep(engine, sweep_rows)  # first of what a given-up checkpoint left, then of what is dirty now
         self._epoch: int | None = None
         self._swept = False
-
-    @property
-    def waits(self) -> bool:
-        return self._sweep.running
 
     def step(self) -> bool:
         try:
@@ -151,9 +153,6 @@ class FlushJob:
             self._engine.flush(self._epoch, False)
         assert self._epoch is not None
         return self._engine.pending_segments(self._epoch) == 0
-
-    def stop(self) -> None:
-        self._sweep.stop()
 
     def result(self) -> None:
         return None

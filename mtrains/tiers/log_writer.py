@@ -374,7 +374,6 @@ class LogWriter:
 
         left: the segments that wait. One of them is committed within the reserve if evacuation needs its place.
         """
-        moved = 0
         policy = GcPolicy(young_target=0.7, slack=0)
         moved = 0
         for _ in range(_GROUP_SEGMENTS):
