@@ -129,13 +129,13 @@ void RowStore::peek(Table& table, const std::int64_t* rows, std::size_t n,
           take(i, pool_at(table, found).record(slot));
         }
       } else if (found & kLocationMask) {
-        reads.push_back({found & kLocationMask, table.number, static_cast<std::uint32_t>(i - begin)});
+        reads.push_back({found & kLocationMask, static_cast<std::uint32_t>(i - begin)});
       } else {
         init.fill(table.record(), row, converted.data());
         take(i, converted.data());
       }
     }
-    log_.read(reads, [&](std::uint32_t i, std::uint16_t layout, const std::byte* record) {
+    log_.read(table.number, reads, [&](std::uint32_t i, std::uint16_t layout, const std::byte* record) {
       copy_record(table, layout, record, converted.data());
       take(begin + i, converted.data());
     });

@@ -145,14 +145,14 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
       fresh.emplace_back(row, record);
       set_present(row);
     } else {
-      reads.push_back({found & kLocationMask, table.number, static_cast<std::uint32_t>(read_rows.size())});
+      reads.push_back({found & kLocationMask, static_cast<std::uint32_t>(read_rows.size())});
       read_rows.push_back(row);
       set_present(row);
     }
   }
   initialise(table, fresh);
   try {
-    log_.read(reads, [&](std::uint32_t tag, std::uint16_t layout, const std::byte* record) {
+    log_.read(table.number, reads, [&](std::uint32_t tag, std::uint16_t layout, const std::byte* record) {
       copy_record(table, layout, record, table.arena.data() + read_rows[tag] * stride);
     });
   } catch (...) {
@@ -209,11 +209,11 @@ void RowStore::bring_pooled(Table& table, const std::uint64_t* rows, std::uint32
       } else if (location == 0) {
         fresh.emplace_back(row, place(k));
       } else {
-        reads.push_back({location, table.number, static_cast<std::uint32_t>(k)});
+        reads.push_back({location, static_cast<std::uint32_t>(k)});
       }
     }
     initialise(table, fresh);
-    log_.read(reads, [&](std::uint32_t k, std::uint16_t layout, const std::byte* record) {
+    log_.read(table.number, reads, [&](std::uint32_t k, std::uint16_t layout, const std::byte* record) {
       copy_record(table, layout, record, place(k));
     });
     if (pool.device != nullptr) pool.device->store(new_slots.data(), missing.size(), staging.data());

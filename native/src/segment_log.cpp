@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <chrono>
 #include <cstring>
 
 #include "mtrains/errors.h"
@@ -10,15 +9,10 @@
 namespace mtrains {
 namespace {
 
-constexpr std::size_t kStagingBlocks = 1024;
 constexpr std::size_t kSpareBuffers = 16;
 // Room kept in a header for the meta bytes of an ordinary segment: fixed, and for each table in it.
 constexpr std::size_t kMetaFixedBytes = 2048;
 constexpr std::size_t kMetaTableBytes = 1024;
-
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
 
 }  // namespace
 
@@ -27,20 +21,24 @@ SegmentLog::SegmentLog(std::uint32_t incarnation, std::uint32_t max_pending, std
       max_pending_(max_pending),
       max_blocks_(max_blocks),
       buffers_(std::make_shared<BufferPool>(kSegmentImageBytes, kSpareBuffers)),
-      segments_(1),
-      staging_((kStagingBlocks + kSegmentPages) * kPageBytes, /*huge=*/false) {}
+      segments_(1) {}
 
 std::string SegmentLog::open(const std::string& path, const std::string& io_engine) {
   path_ = path;
   reader_ = BlockReader::open(path, io_engine);
+  second_reader_ = nullptr;
   refused_ = reader_->refused();
   return reader_->engine();
 }
 
 void SegmentLog::add_layout(std::uint32_t table, std::uint16_t layout, std::size_t stride) {
   if (strides_.size() <= table) strides_.resize(table + 1);
-  if (strides_[table].size() <= layout) strides_[table].resize(layout + 1);
-  strides_[table][layout] = stride;
+  // A read that goes on keeps the former ones.
+  auto strides =
+      strides_[table] == nullptr ? std::make_shared<Strides>() : std::make_shared<Strides>(*strides_[table]);
+  if (strides->size() <= layout) strides->resize(layout + 1);
+  (*strides)[layout] = stride;
+  strides_[table] = std::move(strides);
 }
 
 // --- reading
@@ -55,114 +53,36 @@ Segment& SegmentLog::at(Location location) {
   return segments_[number];
 }
 
-void SegmentLog::read_all(const std::vector<RowRead>& reads, const void* context, Take take) {
-  if (reads.empty()) return;
-  const auto begin = std::chrono::steady_clock::now();
-  const ReadGeneration generation(reads_);
-  std::vector<Placed> placed;
-  placed.reserve(reads.size());
-  for (std::uint32_t i = 0; i < reads.size(); ++i) {
-    const RowRead& read = reads[i];
+std::unique_ptr<LogRead> SegmentLog::begin_read(std::uint32_t table, const std::vector<RowRead>& reads) {
+  const Strides& strides = *strides_.at(table);
+  const std::uint32_t num_blocks = blocks_per_record(*std::max_element(strides.begin(), strides.end()));
+  auto begun = std::make_unique<LogRead>(path_, table, strides_[table], reads_);
+  for (const RowRead& read : reads) {
     const Segment& segment = at(read.location);
     const std::uint32_t block = block_of(read.location);
-    const std::size_t longest = *std::max_element(strides_[read.table].begin(), strides_[read.table].end());
-    const std::uint32_t num_blocks = std::min(blocks_per_record(longest), block + 1);
     if (segment.pending != nullptr) {
-      ++counters_.rows_forwarded;
-      take_record(block_in_image(segment.pending->image.data(), block), read, context, take);
-    } else {
-      const std::uint64_t end = segment.offset + kSegmentBytes;
-      placed.push_back({end - (std::uint64_t{block} + 1) * kPageBytes, num_blocks, i});
+      begun->waiting_.push_back(
+          {segment.pending, segment.id, segment.pending->header.blocks[block].layout, read});
+      continue;
     }
+    const std::uint64_t end = segment.offset + kSegmentBytes;
+    begun->placed_.push_back(
+        {end - (std::uint64_t{block} + 1) * kPageBytes, segment.id, std::min(num_blocks, block + 1), read});
   }
-  std::sort(placed.begin(), placed.end(), [](const Placed& x, const Placed& y) {
-    return x.offset != y.offset ? x.offset < y.offset : x.index < y.index;
-  });
-  for (std::size_t first = 0; first < placed.size();) {
-    std::size_t last = first;
-    for (std::size_t blocks = 0; last < placed.size() && blocks < kStagingBlocks; ++last) {
-      if (last == first || placed[last].offset != placed[last - 1].offset) blocks += placed[last].num_blocks;
-    }
-    while (last < placed.size() && placed[last].offset == placed[last - 1].offset) ++last;
-    read_chunk(placed, first, last, reads, context, take);
-    first = last;
-  }
-  counters_.read_seconds += seconds_since(begin);
+  return begun;
 }
 
-void SegmentLog::read_chunk(const std::vector<Placed>& placed, std::size_t begin, std::size_t end,
-                            const std::vector<RowRead>& reads, const void* context, Take take) {
-  if (reader_ == nullptr) throw StateError("the log is not open");
-  std::vector<BlockRead> extents;
-  std::byte* buffer = staging_.data();
-  for (std::size_t i = begin; i < end; ++i) {
-    if (i > begin && placed[i].offset == placed[i - 1].offset) continue;
-    const std::uint32_t size = placed[i].num_blocks * static_cast<std::uint32_t>(kPageBytes);
-    extents.push_back({placed[i].offset, buffer, size});
-    buffer += size;
-    counters_.bytes_read += size;
-  }
-  counters_.block_reads += extents.size();
-  reader_->read(extents);
-  std::size_t extent = 0;
-  bool checked = false;
-  for (std::size_t i = begin; i < end; ++i) {
-    if (i > begin && placed[i].offset != placed[i - 1].offset) {
-      ++extent;
-      checked = false;
-    }
-    const RowRead& read = reads[placed[i].index];
-    const std::byte* blocks = extents[extent].buffer;
-    if (!checked) {
-      const std::uint32_t block = block_of(read.location);
-      if (!check_block(blocks, at(read.location).id, block) ||
-          trailer_of(blocks).table != static_cast<std::uint16_t>(read.table)) {
-        throw CorruptionError(
-            path_ + ": block " + std::to_string(block) + " of segment " +
-            std::to_string(at(read.location).id) + " at offset " + std::to_string(placed[i].offset) +
-            " is not what was written (checksum or segment id differs); `mtrains verify` names what else "
-            "is damaged, restore the last good copy of the store");
-      }
-      checked = true;
-    }
-    ++counters_.rows_read;
-    take_record(blocks, read, context, take);
-  }
+void SegmentLog::count(const ReadCounters& read) {
+  counters_.rows_read += read.rows_read;
+  counters_.block_reads += read.block_reads;
+  counters_.bytes_read += read.bytes_read;
+  counters_.rows_forwarded += read.rows_forwarded;
 }
 
-void SegmentLog::take_record(const std::byte* blocks, const RowRead& read, const void* context, Take take) {
-  const Segment& segment = at(read.location);
-  const std::uint32_t block = block_of(read.location);
-  const std::uint16_t layout =
-      segment.pending != nullptr ? segment.pending->header.blocks[block].layout : trailer_of(blocks).layout;
-  if (layout >= strides_[read.table].size()) {
-    throw CorruptionError(path_ + ": segment " + std::to_string(segment.id) + " has a row of layout " +
-                          std::to_string(layout) + ", which its table does not know; run `mtrains verify`");
-  }
-  const std::size_t stride = strides_[read.table][layout];
-  if (stride <= kBlockDataBytes) {
-    if ((position_of(read.location) + 1) * stride > kBlockDataBytes) {
-      throw CorruptionError(path_ + ": the directory names a row beyond the end of block " +
-                            std::to_string(block) + " of segment " + std::to_string(segment.id) +
-                            "; run `mtrains verify --rebuild`");
-    }
-    take(context, read.tag, layout, blocks + position_of(read.location) * stride);
-    return;
-  }
-  const std::uint32_t num_blocks = blocks_per_record(stride);
-  record_.resize(num_blocks * kBlockDataBytes);
-  for (std::uint32_t i = 0; i < num_blocks; ++i) {
-    const std::byte* chunk = blocks + i * kPageBytes;
-    if (segment.pending == nullptr && i > 0 && !check_block(chunk, segment.id, block - i)) {
-      throw CorruptionError(path_ + ": block " + std::to_string(block - i) + " of segment " +
-                            std::to_string(segment.id) +
-                            " is not what was written (checksum or segment id differs)");
-    }
-    // Only the record's bytes: the writer thread may be filling the rest of a pending block.
-    const std::size_t done = i * kBlockDataBytes;
-    std::memcpy(record_.data() + done, chunk, std::min(kBlockDataBytes, stride - done));
-  }
-  take(context, read.tag, layout, record_.data());
+BlockReader* SegmentLog::second_reader() {
+  if (second_reader_ == nullptr && reader_ != nullptr)
+    second_reader_ = BlockReader::open(path_, reader_->engine());
+  return second_reader_.get();
 }
 
 // --- appending
@@ -219,7 +139,7 @@ PendingSegment& SegmentLog::room_for(std::uint64_t epoch, std::uint32_t table, s
 
 Location SegmentLog::append(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::uint64_t row,
                             std::uint64_t key, const std::byte* record) {
-  const std::size_t stride = strides_[table][layout];
+  const std::size_t stride = (*strides_[table])[layout];
   PendingSegment& pending = room_for(epoch, table, layout, stride);
   auto& blocks = pending.header.blocks;
   const std::pair<std::uint32_t, std::uint16_t> kind{table, layout};

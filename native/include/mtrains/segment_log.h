@@ -21,6 +21,7 @@
 #include "mtrains/evacuation.h"
 #include "mtrains/garbage_index.h"
 #include "mtrains/location.h"
+#include "mtrains/log_read.h"
 #include "mtrains/memory_map.h"
 #include "mtrains/read_generations.h"
 #include "mtrains/segment_format.h"
@@ -69,13 +70,6 @@ struct Segment {
   std::shared_ptr<PendingSegment> pending;                          // until published
 };
 
-// One row to read: its location, and what the log found out of it.
-struct RowRead {
-  Location location = 0;
-  std::uint32_t table = 0;
-  std::uint32_t tag = 0;  // the caller's
-};
-
 struct LogCounters {
   std::uint64_t rows_read = 0, block_reads = 0, bytes_read = 0, rows_forwarded = 0;
   std::uint64_t rows_appended = 0, bytes_appended = 0, segments_sealed = 0;
@@ -113,7 +107,11 @@ class SegmentLog {
   // Calls take(tag, layout, record pointer) for each read, in no particular order, within a read generation.
   // `record` is valid during the call. Throws IoError, CorruptionError; some rows may have been taken then.
   template <typename TakeRecord>
-  void read(const std::vector<RowRead>& reads, const TakeRecord& take);
+  void read(std::uint32_t table, const std::vector<RowRead>& reads, const TakeRecord& take);
+  // The same in three parts: of these only LogRead::run() needs no lock, through a reader of its own.
+  std::unique_ptr<LogRead> begin_read(std::uint32_t table, const std::vector<RowRead>& reads);
+  BlockReader* second_reader();  // made when first asked for; null while the log is not open
+  void count(const ReadCounters& read);
 
   // --- appending. REQUIRES: has_room().
   // Segments that the rows of one full segment may need, when buffers are smaller than it.
@@ -172,24 +170,11 @@ class SegmentLog {
   bool is_open() const { return reader_ != nullptr; }
 
  private:
-  using Take = void (*)(const void*, std::uint32_t, std::uint16_t, const std::byte*);
-
-  // A row to read from the file.
-  struct Placed {
-    std::uint64_t offset;      // of its first block
-    std::uint32_t num_blocks;  // to read: of the table's longest record, within the segment
-    std::uint32_t index;       // into the caller's reads
-  };
-
   Segment& at(Location location);
   PendingSegment& room_for(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout,
                            std::size_t stride);
   std::shared_ptr<PendingSegment> start(std::uint64_t epoch);
   void seal(std::uint64_t epoch);
-  void read_all(const std::vector<RowRead>& reads, const void* context, Take take);
-  void read_chunk(const std::vector<Placed>& placed, std::size_t begin, std::size_t end,
-                  const std::vector<RowRead>& reads, const void* context, Take take);
-  void take_record(const std::byte* blocks, const RowRead& read, const void* context, Take take);
   void mark_changed(std::uint32_t number);
   void judge(const Epochs& checkpoints);
   void index(std::uint32_t number);
@@ -216,19 +201,20 @@ class SegmentLog {
   std::string path_;
   std::string refused_;
   std::shared_ptr<BlockReader> reader_;
-  std::vector<std::vector<std::size_t>> strides_;  // by table, by layout
-  MemoryMap staging_;
-  std::vector<std::byte> record_;  // one record of several blocks, without trailers
+  std::shared_ptr<BlockReader> second_reader_;
+  std::vector<std::shared_ptr<const Strides>> strides_;  // by table
+  ReadBuffers read_buffers_;
   ReadGenerations reads_;
   LogCounters counters_;
 };
 
 template <typename TakeRecord>
-void SegmentLog::read(const std::vector<RowRead>& reads, const TakeRecord& take) {
-  read_all(reads, &take,
-           [](const void* context, std::uint32_t tag, std::uint16_t layout, const std::byte* record) {
-             (*static_cast<const TakeRecord*>(context))(tag, layout, record);
-           });
+void SegmentLog::read(std::uint32_t table, const std::vector<RowRead>& reads, const TakeRecord& take) {
+  if (reads.empty()) return;
+  const std::unique_ptr<LogRead> begun = begin_read(table, reads);
+  begun->run(reader_.get(), read_buffers_, take);
+  count(begun->counters());
+  counters_.read_seconds += begun->counters().seconds;
 }
 
 }  // namespace mtrains
