@@ -198,6 +198,7 @@ class Engine:
     def read_records(self, table: int, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None: ...  # [n, stride] in the present layout
     def write_rows(self, table: int, rows: NDArray[np.int64], values: NDArray[np.float32]) -> None: ...  # the last of duplicates wins; state stays
     def touched_rows(self, table: int, begin: int, limit: int) -> tuple[NDArray[np.int64], int]: ...  # ascending from row `begin`; next begin, or num_rows
+    def table_counters(self) -> list[dict[str, int]]: ...  # by table: TIER_hits of each tier, new, fetches, rows_appended
     def stats(self) -> dict[str, dict[str, float]]: ...  # {"hbm" | "dram" | "scm": {...}, "ssd": {...}, "time": {...}} monotonic counters
 
     # --- log: reading

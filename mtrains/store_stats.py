@@ -23,6 +23,7 @@ class StoreStats:
     above), rows_out (to the one that computes); of the first also new (first touches), fetches (from the log),
     refetches. Of the log: rows_read, block_reads, bytes_read, rows_appended, bytes_appended, gc_rows,
     gc_bytes_appended, bytes_written, segments_deleted, segments_damaged (that garbage collection could not read), ...
+    tables: of each table dram_hits (and so on, by tier), new, fetches, and rows_appended (to the log, by training).
     seconds: where time went: compute, io_wait (reads of the log), write_back (waits for room in the log),
     writing (the writer thread's commits), ... io_engine: the effective one; refused_engines: which others
     were refused, and why. providers: what each slot tier is made of.
@@ -34,6 +35,7 @@ class StoreStats:
     """
 
     tiers: Mapping[str, Mapping[str, float]]
+    tables: Mapping[str, Mapping[str, float]]
     seconds: Mapping[str, float]
     io_engine: str
     refused_engines: str
@@ -56,12 +58,7 @@ class StoreStats:
 def collect_stats(session: Session | ReaderSession) -> StoreStats:
     """Return the statistics of an open session."""
     engine, writer = session.engine, session.writer_counters()
-    counters = engine.stats()
-    # Counters of engines that restores ended are part of the sum since opening.
-    for tier, values in session.engine_counters_before.items():
-        for name, value in values.items():
-            if name not in _PRESENT_SIZES:
-                counters[tier][name] += value
+    counters = session.engine_counters.groups(engine)
     written = writer.segments_written * _native.SEGMENT_BYTES
     ssd: dict[str, float] = {
         **counters["ssd"],
@@ -76,6 +73,7 @@ def collect_stats(session: Session | ReaderSession) -> StoreStats:
     live_bytes, held_bytes, dead_bytes = engine.log_use(session.needed_epochs())
     return StoreStats(
         tiers={**{tier: counters[tier] for tier in SLOT_TIERS if tier in counters}, "ssd": ssd},
+        tables=session.engine_counters.tables(engine, session.tables),
         seconds={**counters["time"], "writing": writer.write_seconds},
         io_engine=session.io_engine,
         refused_engines=engine.refused_engines(),
@@ -90,6 +88,3 @@ def collect_stats(session: Session | ReaderSession) -> StoreStats:
         dead_bytes=round(dead_bytes),
         disk_bytes=session.budget.allocated_bytes(),
     )
-
-
-_PRESENT_SIZES = frozenset({"slots", "used_slots", "used_bytes", "dirty_rows"})

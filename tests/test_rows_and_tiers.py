@@ -168,6 +168,40 @@ def test_rows_go_down_tier_by_tier_and_straight_up():
         assert (tiers["scm"]["rows_out"], tiers["dram"]["rows_out"]) == (20, 0)
 
 
+def test_the_counters_of_tables_sum_up_to_those_of_the_store(tmp_path, chain):
+    random = torch.Generator().manual_seed(2)
+    with mtrains.Store(tmp_path / "s", seed=1, **chain(24)) as store:
+        tables = [mtrains.TieredEmbedding(600, 8, store=store, name=name) for name in ("a", "b")]
+        optimizer = mtrains.optim.SGD([table.weight for table in tables], lr=0.1)
+
+        def train(steps):
+            for _ in range(steps):
+                loss = sum(
+                    table(torch.randint(600, (count,), generator=random)).sum()
+                    for table, count in zip(tables, (90, 30), strict=True)
+                )
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        train(8)
+        store.checkpoint("early")
+        train(8)
+        store.restore("early")
+        train(4)
+        stats = store.stats()
+    slots = {tier: values for tier, values in stats.tiers.items() if tier != "ssd"}
+    for tier, values in slots.items():
+        assert sum(one[f"{tier}_hits"] for one in stats.tables.values()) == values["hits"]
+    for name in ("new", "fetches"):
+        assert sum(one[name] for one in stats.tables.values()) == next(iter(slots.values()))[name] > 0
+    assert sum(one["rows_appended"] for one in stats.tables.values()) == (
+        stats.tiers["ssd"]["rows_appended"] - stats.tiers["ssd"]["gc_rows"]
+    )
+    accesses = [sum(v for name, v in one.items() if name != "rows_appended") for one in stats.tables.values()]
+    assert accesses[0] > 2 * accesses[1] > 0
+
+
 def test_a_budget_of_its_own_is_a_tables_alone():
     budgets = {"wide": {"dram": "8KiB", "scm": 0}, "small": {"dram": "64KiB"}}
     with mtrains.Store(seed=1, dram="100KiB", scm="64KiB", budgets=budgets) as store:
@@ -193,7 +227,11 @@ def test_a_budget_of_its_own_is_a_tables_alone():
     [
         ({"t": {"dram": "2MiB"}}, mtrains.CapacityError, "raise dram="),
         ({"t": {"scm": "1MiB"}}, mtrains.CapacityError, "scm, which has 0 B"),
-        ({"t": {"dram": 0}}, mtrains.CapacityError, "table 't': one row takes 48 bytes, the dram budget is 0"),
+        (
+            {"t": {"dram": 0}},
+            mtrains.CapacityError,
+            "'t': one row takes 48 bytes, its own dram budget is 0; raise its dram in budgets=",
+        ),
         ({"t": {"disk": 1}}, ValueError, "no tier 'disk'"),
         ({"t": {"dram": "much"}}, ValueError, "not a size"),
         ({"t": 5}, TypeError, "table 't' must be a mapping"),
@@ -204,6 +242,13 @@ def test_a_budget_of_its_own_is_a_tables_alone():
 def test_budgets_that_cannot_be_are_refused(budgets, error, said):
     with pytest.raises(error, match=said), mtrains.Store(dram="1MiB", budgets=budgets) as store:
         mtrains.TieredEmbedding(10, 8, store=store, name="t")
+
+
+def test_a_table_of_one_row_is_held_whole_in_the_bytes_of_its_row():
+    with mtrains.Store(dram="1MiB", budgets={"t": {"dram": 36}}) as store:
+        table = mtrains.TieredEmbedding(1, 8, store=store, name="t")
+        mtrains.optim.RowWiseAdagrad(table.parameters())
+        assert store.engine.table_info(0)["resident"]
 
 
 @pytest.mark.parametrize("dram", [0, "64KiB"])

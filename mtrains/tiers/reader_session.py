@@ -13,6 +13,7 @@ from mtrains.errors import StateError
 from mtrains.tiers.catalog_records import CheckpointRecord, StoreState, TableCut, TableRecord
 from mtrains.tiers.chain import Chain, ChainConfig
 from mtrains.tiers.disk_budget import DiskBudget
+from mtrains.tiers.engine_counters import EngineCounters
 from mtrains.tiers.environment import DATA_FILE
 from mtrains.tiers.filesystem import check_file_system
 from mtrains.tiers.layout import StoreLayout
@@ -70,7 +71,7 @@ class ReaderSession:
         self._uuid = self.layout.require()
         check_file_system(folder)
         self.budget = DiskBudget(None, self.layout.data_files)
-        self.engine_counters_before: dict[str, dict[str, float]] = {}
+        self.engine_counters = EngineCounters()
         self.checkpoint_count = self.folded_pages = 0
         self._num_loads = 0
         self._served: _Served | None = None
@@ -152,7 +153,7 @@ class ReaderSession:
             if choose(read_checkpoints(live.catalog)).epoch == self.served.epoch:
                 return False
         after = self._load(choose)
-        self._keep_counters()
+        self.engine_counters.keep(self.engine, self.tables)
         self._served = after
         before.close()
         return after.checkpoints[-1].epoch != before.checkpoints[-1].epoch
@@ -229,12 +230,6 @@ class ReaderSession:
     def needed_epochs(self) -> list[int]:
         """Return the epochs whose rows are on disk for checkpoints alone: none that this session knows."""
         return []
-
-    def _keep_counters(self) -> None:
-        for tier, values in self.engine.stats().items():
-            before = self.engine_counters_before.setdefault(tier, {})
-            for name, value in values.items():
-                before[name] = before.get(name, 0) + value
 
     def close(self) -> None:
         """Let the checkpoint go and close everything. Does nothing the second time, or in a forked child."""

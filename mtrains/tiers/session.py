@@ -29,6 +29,7 @@ from mtrains.tiers.commit_points import CommitPoint, PassedPoint, pass_silently
 from mtrains.tiers.container import LmdbSegmentContainer
 from mtrains.tiers.deltas import delta_heads
 from mtrains.tiers.disk_budget import DiskBudget
+from mtrains.tiers.engine_counters import EngineCounters
 from mtrains.tiers.environment import environment_error, is_full
 from mtrains.tiers.filesystem import check_file_system
 from mtrains.tiers.fold import Fold, base_bytes, foldable
@@ -73,7 +74,7 @@ class Session:
         self.options = options
         self.pid = os.getpid()
         self._counters_before = WriterCounters()  # of what restores ended
-        self.engine_counters_before: dict[str, dict[str, float]] = {}
+        self.engine_counters = EngineCounters()
         self.checkpoint_count = 0
         self.folded_pages = 0
         self._closing: list[Callable[[], None]] = []  # in reverse
@@ -320,10 +321,7 @@ class Session:
 
     def _keep_counters(self) -> None:
         self._counters_before = self.writer_counters()
-        for tier, values in self.engine.stats().items():
-            before = self.engine_counters_before.setdefault(tier, {})
-            for name, value in values.items():
-                before[name] = before.get(name, 0) + value
+        self.engine_counters.keep(self.engine, self.tables)
 
     def writer_counters(self) -> WriterCounters:
         """Return the counters of all writer threads since opening."""

@@ -156,6 +156,30 @@ nb::dict stats(Engine& engine) {
   return all;
 }
 
+// By table: its accesses that each tier answered, first touches, fetches, and rows that it wrote to the log.
+nb::list table_counters(Engine& engine) {
+  std::vector<TableCounters> tables;
+  std::vector<const char*> tiers;
+  {
+    const nb::gil_scoped_release release;
+    engine.locked([&](RowStore& store) {
+      for (const auto& tier : store.levels()) tiers.push_back(name_of(tier->spec().kind));
+      for (std::size_t number = 0; number < store.num_tables(); ++number)
+        tables.push_back(store.table(static_cast<std::uint32_t>(number)).counters);
+    });
+  }
+  nb::list all;
+  for (const TableCounters& counters : tables) {
+    nb::dict d;
+    for (std::size_t level = 0; level < tiers.size(); ++level)
+      d[(std::string(tiers[level]) + "_hits").c_str()] = counters.hits[level];
+    d["new"] = counters.new_rows, d["fetches"] = counters.fetches,
+    d["rows_appended"] = counters.rows_appended;
+    all.append(d);
+  }
+  return all;
+}
+
 nb::dict table_info(Engine& engine, std::uint32_t number) {
   std::uint64_t touched = 0;
   std::vector<std::int64_t> rows;
@@ -539,7 +563,8 @@ void bind_training(nb::class_<Engine>& engine) {
             return nb::make_tuple(own(std::move(rows)), next);
           },
           "table"_a, "begin"_a, "limit"_a)
-      .def("stats", &stats);
+      .def("stats", &stats)
+      .def("table_counters", &table_counters);
 }
 
 void bind_tables(nb::class_<Engine>& engine) {

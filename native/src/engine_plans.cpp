@@ -12,7 +12,7 @@ bool Engine::bring_found(FeatureLookup& feature, const std::vector<std::uint32_t
   const Stopwatch watch(times_.move_seconds);
   Table& table = store_->table(feature.table);
   if (!store_->bring(table, feature.plan.rows.data(), feature.plan.slots.data(), missing, true)) return false;
-  store_->count_hits(feature.plan.num_unique() - missing.size());
+  store_->count_hits(table, feature.plan.num_unique() - missing.size());
   return true;
 }
 
@@ -28,7 +28,7 @@ bool Engine::locate(Table& table, const std::uint64_t* rows, std::size_t n, std:
   store_->find(table, rows, n, slots, missing);
   const std::size_t found = n - missing.size();
   if (!store_->bring(table, rows, slots, missing, counted)) return false;
-  if (counted) store_->count_hits(found);
+  if (counted) store_->count_hits(table, found);
   return true;
 }
 

@@ -58,9 +58,9 @@ void RowStore::count_accesses(Table& table, const std::uint64_t* rows, std::size
   for (std::size_t i = 0; i < n; ++i) {
     const Entry found = entry(table, rows[i]);
     if (found & kInSlot) {
-      ++levels_[level_of(found)]->counters.hits;
+      count_hits(table, 1, level_of(found));
     } else {
-      ++(found ? counters_.fetches : counters_.new_rows);
+      count_misses(table, found ? 0 : 1, found ? 1 : 0);
     }
   }
 }
@@ -91,7 +91,7 @@ bool RowStore::bring(Table& table, const std::uint64_t* rows, std::uint32_t* slo
     }
   }
   if (!make_room(table.pool(), absent.size())) return false;
-  if (counted) count_hits(missing.size() - absent.size());
+  if (counted) count_hits(table, missing.size() - absent.size());
   bring_pooled(table, rows, slots, absent, counted);
   return true;
 }
@@ -136,7 +136,7 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
   for (const std::uint32_t i : missing) {
     const std::uint64_t row = rows[i];
     if (table.is_present(row)) {  // another lookup of this pass has brought it
-      if (counted) count_hits(1);
+      if (counted) count_hits(table, 1);
       continue;
     }
     const Entry found = entry(table, row);
@@ -164,8 +164,7 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
     throw;
   }
   if (counted) {
-    counters_.new_rows += fresh.size();
-    counters_.fetches += reads.size();
+    count_misses(table, fresh.size(), reads.size());
   } else {
     counters_.refetches += fresh.size() + reads.size();
   }
@@ -236,11 +235,10 @@ void RowStore::bring_pooled(Table& table, const std::uint64_t* rows, std::uint32
   for (const auto& tier : levels_) {
     const std::uint64_t rows_up = promoted[tier->level()];
     tier->charge(rows_up, 0, pool.stride);
-    if (counted) tier->counters.hits += rows_up;
+    if (counted) count_hits(table, rows_up, tier->level());
   }
   if (counted) {
-    counters_.new_rows += fresh.size();
-    counters_.fetches += reads.size();
+    count_misses(table, fresh.size(), reads.size());
   } else {
     counters_.refetches += missing.size();
   }

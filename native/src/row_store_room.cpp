@@ -154,9 +154,10 @@ void RowStore::append_slot(SlotPool& pool, std::uint32_t slot, const std::byte* 
   const std::uint64_t epoch = epoch_of(hot.stamp());
   const RowKey key = pool.index.key(slot);
   const std::uint32_t number = table_of(key);
-  const Table& table = *tables_[number];
+  Table& table = *tables_[number];
   const Location before = pool.index.location(slot);
   const Location location = log_.append(epoch, number, table.layout, key - table.first_key, key, record);
+  ++table.counters.rows_appended;
   if (before != 0) log_.supersede(before, epoch);
   pool.index.set_location(slot, location);
   uncount(hot.stamp());
@@ -171,6 +172,7 @@ void RowStore::append_resident(Table& table, std::uint64_t row) {
   const std::uint64_t epoch = epoch_of(stamp);
   const Location location = log_.append(epoch, table.number, table.layout, row, table.first_key + row,
                                         table.arena.data() + row * table.record().stride());
+  ++table.counters.rows_appended;
   if (entry & kLocationMask) log_.supersede(entry & kLocationMask, epoch);
   table.directory.overwrite(row, kInSlot | location);
   uncount(stamp);

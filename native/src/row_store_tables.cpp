@@ -69,7 +69,7 @@ std::uint32_t RowStore::add_table(std::string name, std::uint64_t num_rows, std:
     throw CapacityError("table '" + name + "': the tables of a store have at most 2^46 rows together");
   }
   const RecordLayout weights_only{dtype, dim, 0};
-  check_record(name, weights_only, budgets);
+  check_record(name, num_rows, weights_only, budgets);
   for (const auto& tier : levels_) {
     const auto& own = budgets[static_cast<std::size_t>(tier->spec().kind)];
     if (own) tier->give(name, *own);
@@ -92,16 +92,26 @@ std::uint64_t RowStore::budget_of(const SlotTier& tier, const TableBudgets& budg
   return own ? *own : tier.shared_bytes();
 }
 
-void RowStore::check_record(const std::string& name, const RecordLayout& record,
+void RowStore::check_record(const std::string& name, std::uint64_t num_rows, const RecordLayout& record,
                             const TableBudgets& budgets) const {
   const std::uint64_t slot = record.stride() + kSlotIndexBytes;
-  const auto refuse = [&name](const SlotTier& tier, std::uint64_t needed, std::uint64_t budget) {
+  const auto has_own = [&budgets](const SlotTier& tier) {
+    return budgets[static_cast<std::size_t>(tier.spec().kind)].has_value();
+  };
+  const auto refuse = [&](const SlotTier& tier, std::uint64_t needed, std::uint64_t budget) {
     const std::string kind = name_of(tier.spec().kind);
-    throw CapacityError("table '" + name + "': one row takes " + std::to_string(needed) + " bytes, the " +
-                        kind + " budget is " + std::to_string(budget) + "; raise " + kind + "=");
+    const bool own = has_own(tier);
+    throw CapacityError("table '" + name + "': one row takes " + std::to_string(needed) + " bytes, " +
+                        (own ? "its own " + kind + " budget is " : "the " + kind + " budget is ") +
+                        std::to_string(budget) + "; raise " +
+                        (own ? "its " + kind + " in budgets=" : kind + "="));
   };
   for (const auto& tier : levels_) {
     const std::uint64_t budget = budget_of(*tier, budgets);
+    // Rows of a table that is held whole need no index.
+    const bool whole = tier->level() == 0 && tier->spec().kind == TierKind::kDram && has_own(*tier) &&
+                       saturating_mul(num_rows, record.stride()) <= budget;
+    if (whole) continue;
     if (slot > budget && (budget > 0 || tier->level() == 0)) refuse(*tier, slot, budget);
     if (budget == 0 || tier->spec().memory == nullptr) continue;
     // Records and the two halves of their index are in units of their own.
@@ -122,7 +132,7 @@ std::uint16_t RowStore::add_layout(std::uint32_t number, std::uint32_t state_flo
   }
   RecordLayout record = table.layouts.front().record;
   record.state_floats = state_floats;
-  check_record(table.name, record, table.budgets);
+  check_record(table.name, table.num_rows, record, table.budgets);
   const auto layout = static_cast<std::uint16_t>(table.layouts.size());
   table.layouts.push_back({record, initial_state});
   log_.add_layout(number, layout, record.stride());

@@ -33,6 +33,12 @@ struct TableLayout {
   float initial_state = 0;
 };
 
+// What became of the accesses of one table, and the rows of it that its training wrote to the log; monotone.
+struct TableCounters {
+  std::array<std::uint64_t, kSlotTiers> hits{};  // by level of the chain
+  std::uint64_t new_rows = 0, fetches = 0, rows_appended = 0;
+};
+
 struct Table {
   Table(std::string name, std::uint64_t num_rows)
       : name(std::move(name)), num_rows(num_rows), directory(num_rows) {}
@@ -55,6 +61,7 @@ struct Table {
   std::uint64_t num_present = 0;
   std::uint64_t version = 0;       // counts what changed rows: step, write_rows, restore
   std::uint64_t update_count = 0;  // counts steps; keys stochastic rounding
+  TableCounters counters;
 
   const RecordLayout& record() const { return layouts[layout].record; }
   SlotPool& pool() const { return *pools[0]; }
@@ -152,7 +159,10 @@ class RowStore {
 
   SegmentLog& log() { return log_; }
   AccessCounters& counters() { return counters_; }
-  void count_hits(std::uint64_t rows) { levels_[0]->counters.hits += rows; }
+  void count_hits(Table& table, std::uint64_t rows, std::size_t level = 0) {
+    levels_[level]->counters.hits += rows;
+    table.counters.hits[level] += rows;
+  }
   const std::vector<std::unique_ptr<SlotTier>>& levels() const { return levels_; }
   std::uint64_t resident_bytes() const;  // of rows of resident tables that were touched
   std::uint32_t table_of(RowKey key) const;
@@ -196,7 +206,8 @@ class RowStore {
   Entry entry(Table& table, std::uint64_t row);  // after reading its base page, if that is still to be read
   void read_base_page(Table& table, std::uint64_t page, std::uint64_t offset);
   bool touched(const Table& table, Entry entry) const;
-  void check_record(const std::string& name, const RecordLayout& record, const TableBudgets& budgets) const;
+  void check_record(const std::string& name, std::uint64_t num_rows, const RecordLayout& record,
+                    const TableBudgets& budgets) const;
   std::uint64_t budget_of(const SlotTier& tier, const TableBudgets& budgets) const;
   void make_resident(Table& table);
   void make_pooled(Table& table);
@@ -211,6 +222,12 @@ class RowStore {
                 const std::byte* record);
 
   SlotTier& compute() const { return *levels_[0]; }
+  void count_misses(Table& table, std::uint64_t new_rows, std::uint64_t fetches) {
+    counters_.new_rows += new_rows;
+    counters_.fetches += fetches;
+    table.counters.new_rows += new_rows;
+    table.counters.fetches += fetches;
+  }
 
   std::vector<std::unique_ptr<SlotTier>> levels_;  // from fast to slow
   std::uint64_t epoch_;
