@@ -11,22 +11,21 @@ __all__ = ["all_ssd", "greedy", "size_proportional"]
 
 
 def greedy(problem: Problem) -> Placement:
-    """Fill the tiers, fast to slow, with the segments that save most misses a byte."""
+    """Fill the tiers, fast to slow, with pins and then the segments that save most misses a byte."""
     segments = sorted(_segments(problem))  # by falling gain a byte, then table, then order within the table
-    rows = np.zeros((problem.num_tables, problem.num_tiers))
-    log_room, begin, done = _log_room(problem), 0, 0.0
+    rows = all_ssd(problem).rows
+    log_room = _log_room(problem) - problem.workload.keep * float((problem.log * problem.pinned_rows).sum())
+    begin, done = 0, 0.0
     for tier, capacity in enumerate(problem.capacity):
-        room = float(capacity)
-        pins = problem.pinned_bytes if tier == 0 else 0.0
+        room = float(capacity - (problem.slot * rows[:, tier]).sum())
         while begin < len(segments):
             density, table, _, width = segments[begin]
-            if density == 0 and problem.topology.log is not None and pins <= 0:
+            if density == 0 and problem.topology.log is not None:
                 break
             size, logged = float(problem.slot[table]), float(problem.log[table]) * problem.workload.keep
             taken = min(width - done, room / size, log_room / logged)
             rows[table, tier] += taken
             room, log_room = room - taken * size, log_room - taken * logged
-            pins -= taken * float(problem.record[table])
             done += taken
             if done < width * (1 - 1e-12):
                 break
@@ -55,13 +54,15 @@ def all_ssd(problem: Problem) -> Placement:
 
 
 def _segments(problem: Problem) -> list[tuple[float, int, int, float]]:
-    """Return (-gain a byte, table, number, rows) of each segment."""
+    """Return (-gain a byte, table, number, rows beyond the pins) of each segment."""
     found = []
     for table, curve in enumerate(problem.curves):
         widths, gains = np.diff(curve.rows), np.diff(curve.hits)
-        for number, (width, gain) in enumerate(zip(widths.tolist(), gains.tolist(), strict=True)):
-            if width > 0:
-                found.append((-max(gain, 0.0) / width / float(problem.slot[table]), table, number, width))
+        beyond = np.minimum(widths, np.maximum(0.0, curve.rows[1:] - problem.pinned_rows[table]))
+        columns = zip(widths.tolist(), gains.tolist(), beyond.tolist(), strict=True)
+        for number, (width, gain, rows) in enumerate(columns):
+            if rows > 0:
+                found.append((-max(gain, 0.0) / width / float(problem.slot[table]), table, number, rows))
     return found
 
 

@@ -35,7 +35,8 @@ class Problem:
 
     record, slot, log: bytes of a row as a record, in a slot with its index, in the log. moved[J, K]: bytes that tier k
     moves for a record. unique, new, rows: unique rows a batch, first touches a batch, rows touched ever. pages: page
-    reads a batch if nothing is held. pinned_rows: of depth + 1 batches. fixed[K]: bytes of directory, windows
+    reads a batch if nothing is held. pinned_rows: of depth + 1 batches, which the compute tier
+    holds of each table at once, one slot at least. fixed[K]: bytes of directory, windows
     and buffers by tier, of which `fixed_parts` tells by name.
     """
 
@@ -71,11 +72,6 @@ class Problem:
         return np.array([slot.capacity_bytes for slot in self.topology.slots]) - self.fixed
 
     @property
-    def pinned_bytes(self) -> float:
-        """Records of depth + 1 batches, which the compute tier holds at once."""
-        return float((self.record * self.pinned_rows).sum())
-
-    @property
     def log_fixed_bytes(self) -> float:
         """Bytes of the log at its live ratio: it is home to every touched row."""
         return float((self.log * self.rows).sum()) / self.workload.live_ratio
@@ -107,6 +103,8 @@ class Problem:
             [table.num_embeddings if workload.all_rows_touched else table.touched_rows for table in profile.tables],
             dtype=float,
         )
+        # A table that nobody used was not seen to need more than a slot for the row that somebody will.
+        touched = np.maximum(touched, [min(1, table.num_embeddings) for table in profile.tables])
         record = np.array(
             [
                 record_bytes(table.embedding_dim, _WEIGHT_BYTES[table.dtype], workload.optimizer)
@@ -147,7 +145,7 @@ class Problem:
             rows=touched,
             pages=np.array([all_pages for all_pages, _ in pages]),
             lookup_bytes=_lookup_bytes(profile, batch_size, record, unique),
-            pinned_rows=np.minimum([curve.pinned_rows for curve in curves], touched),
+            pinned_rows=np.minimum(np.ceil(np.maximum([curve.pinned_rows for curve in curves], 1.0)), touched),
             fixed=fixed,
             fixed_parts=parts,
         )

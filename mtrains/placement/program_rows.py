@@ -70,13 +70,18 @@ class ProgramRows:
         low, high = np.zeros(self.num_variables), np.ones(self.num_variables)
         high[-1] = np.inf
         high[: self.num_shares] = np.repeat(self._used.ravel(), self.segments)
+        # The first segments of a concave curve gain most, so pins fill them in order.
+        begins = np.cumsum(self.width, axis=1) - self.width
+        filled = (self.problem.pinned_rows[:, None] - begins) / np.where(self.width > 0, self.width, np.inf)
+        size = self.tables * self.segments
+        low[:size] = np.clip(filled, 0.0, 1.0).ravel()
         if self.problem.topology.log is None:  # no other home: every touched row is in a slot
             last = self._used & (np.cumsum(self._used[::-1], axis=0)[::-1] == 1)
-            low[: self.num_shares] = np.repeat(last.ravel(), self.segments)
+            low[: self.num_shares] = np.maximum(low[: self.num_shares], np.repeat(last.ravel(), self.segments))
         return low, high
 
     def constraints(self) -> tuple[Matrix, Array]:
-        """Return A and b of A v <= b: room, pins, tiers in order, and which tiers a table may use."""
+        """Return A and b of A v <= b: room, tiers in order, and which tiers a table may use."""
         rows, limits = self._room_rows()
         for tier in range(1, self.tiers):
             for row in self._order_rows(tier) if self.choice is not None else self._choice_rows(tier):
@@ -111,9 +116,6 @@ class ProgramRows:
             scale = max(float(capacity), 1.0)
             rows.append(self._sum([tier], problem.slot[:, None] * self.width / scale))
             limits.append(max(float(capacity), 0.0) / scale)
-        if problem.pinned_bytes > 0:
-            rows.append(-self._sum([0], problem.record[:, None] * self.width / problem.pinned_bytes))
-            limits.append(-1.0)
         if problem.topology.log is not None:
             room = problem.topology.log.capacity_bytes - problem.log_fixed_bytes
             scale = max(room, 1.0)

@@ -140,7 +140,7 @@ def _seconds_of(problem: Problem, scale_seconds: float, steps: float | None, cho
 
 
 def _holds_pins(problem: Problem, placement: Placement) -> bool:
-    return float((problem.record * placement.rows[:, 0]).sum()) >= problem.pinned_bytes
+    return bool((placement.rows[:, 0] >= np.floor(problem.pinned_rows)).all())
 
 
 def _found(solution: Solution | None) -> Solution:
