@@ -39,16 +39,44 @@ class AccessTrace:
     num_unique: int  # summed over batches
     num_rows: int  # distinct
     largest_batch: int  # unique rows
+    # Rows are numbered from 0 in order of first access. Copies:
+    def accesses(self) -> NDArray[np.uint32]: ...  # [num_unique], rows of all batches
+    def begins(self) -> NDArray[np.uint64]: ...  # [num_batches + 1], into accesses()
+    def row_tables(self) -> NDArray[np.uint32]: ...  # [num_rows]
+    def reuse_times(self) -> NDArray[np.uint32]: ...  # of each of accesses(); reuse.h
+    def reuse_distances(self, weights: Sequence[int] = ()) -> NDArray[np.uint64]: ...
     def __init__(
         self, tables: NDArray[np.uint32], rows: NDArray[np.int64], batches: NDArray[np.uint32], num_batches: int
     ) -> None: ...
 
 def simulate(
     trace: AccessTrace, *, capacity: int, policy: str, lookahead: int, depth: int, evict_after: bool, lfu_decay: int,
-    lfu_remembered: int, max_pinned_ratio: float,
+    lfu_remembered: int, max_pinned_ratio: float, weights: Sequence[int] = (), rows_per_block: int = 0,
 ) -> dict[str, Any]: ...
-    # simulator.h; policy: lru, lfu or s3-fifo, of rows beyond the lookahead. hits, new_rows, fetches: uint64[tables];
-    # batches: uint32[num_batches, 3] of the same; evictions, batches_ahead, split_batches: int
+    # simulator.h; policy: lru, lfu or s3-fifo, of rows beyond the lookahead. weights: slots of a row, by table. hits, new_rows,
+    # fetches: uint64[tables]; batches: uint32[num_batches, 3] of the same, times weights; evictions, batches_ahead,
+    # split_batches, block_reads: int
+
+class TrackedTable:
+    """What a profile keeps of the lookups of one table, in bounded memory; tracked_table.h."""
+    sampled: bool
+    num_lookups: int
+    num_accesses: int
+    num_rows: int
+    least_row: int
+    largest_row: int  # -1 if there are no lookups
+    samples_a_unit: int
+    num_unique: list[int]  # by batch size
+    num_page_accesses: int
+    num_pages: int
+    def __init__(
+        self, *, max_rows: int, hot_rows: int, seed: int, batch_sizes: Sequence[int], rows_per_page: int
+    ) -> None: ...
+    def add(self, rows: NDArray[np.int64], samples: NDArray[np.int64]) -> None: ...  # samples ascend, over all calls
+    def sample(self) -> None: ...
+    def coarsen(self) -> None: ...
+    def tracked(self) -> dict[str, Any]: ...
+    # rows: int64[R]; num_hot, weight: int; accesses, times, gaps: uint32[n]
 
 class SlotRange:
     """Memory of slots that never moves; slot_memory.h."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrains.profiler.profile import LocalityCurve, LocalityProfile, TableProfile
+from mtrains.profiler.table_statistics import Pairs, TableStatistics
 
 __all__ = ["merge_profiles"]
 
@@ -54,7 +55,48 @@ def _merged(one: TableProfile, other: TableProfile | None, samples: float, more:
         lookups_per_sample=share * one.lookups_per_sample + (1 - share) * other.lookups_per_sample,
         footprint=_mean_footprint(one.footprint, other.footprint, share),
         curves=tuple(mixed),
+        statistics=_merged_statistics(one, other, samples, more),
     )
+
+
+def _merged_statistics(one: TableProfile, other: TableProfile, samples: float, more: float) -> TableStatistics | None:
+    """Return the statistics of both parts, the second behind the first; of Zipf's law the mean and the larger error."""
+    first, second = one.statistics, other.statistics
+    if first is None or second is None or first.batch_size != second.batch_size:
+        return None
+    share = samples / (samples + more)
+
+    def mean(name: str) -> float:
+        return share * float(getattr(first, name)) + (1 - share) * float(getattr(second, name))
+
+    most = float(one.num_embeddings)
+    touched = [(samples + at, min(most, one.touched_rows + rows)) for at, rows in second.touched_by_sample]
+    return TableStatistics(
+        batch_size=first.batch_size,
+        tracked_rows=first.tracked_rows + second.tracked_rows,
+        row_weight=max(first.row_weight, second.row_weight),
+        new_share=mean("new_share"),
+        reuse_distance=_mean_bins(first.reuse_distance, second.reuse_distance, share),
+        working_set=(*first.working_set, *((samples + at, rows) for at, rows in second.working_set)),
+        touched_by_sample=(*first.touched_by_sample, *touched),
+        top_shares=tuple(
+            (top, share * accesses + (1 - share) * dict(second.top_shares)[top])
+            for top, accesses in first.top_shares
+            if top in dict(second.top_shares)
+        ),
+        zipf_exponent=mean("zipf_exponent"),
+        zipf_error=max(first.zipf_error, second.zipf_error),
+        pages_by_number=mean("pages_by_number"),
+        hot_drift=mean("hot_drift"),
+        hit_drift=mean("hit_drift"),
+    )
+
+
+def _mean_bins(one: Pairs, other: Pairs, share: float) -> Pairs:
+    """Return the mean of histograms whose bins have the same edges, as far as the shorter one goes."""
+    first, second = dict(one), dict(other)
+    uppers = sorted({*first, *second})
+    return tuple((upper, share * first.get(upper, 0.0) + (1 - share) * second.get(upper, 0.0)) for upper in uppers)
 
 
 def _mean_footprint(

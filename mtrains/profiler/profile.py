@@ -12,6 +12,7 @@ from typing import Any
 
 from mtrains.errors import FormatError
 from mtrains.profiler.profile_file import read_profile_file, write_profile_file
+from mtrains.profiler.table_statistics import TableStatistics
 
 __all__ = ["DTYPE_BYTES", "LocalityCurve", "LocalityProfile", "TableProfile"]
 
@@ -73,7 +74,8 @@ class LocalityCurve:
 class TableProfile:
     """One table. touched_rows: distinct rows of the whole trace. lookups_per_sample: mean, duplicates counted.
 
-    footprint: (samples, mean distinct rows in that many consecutive samples), ascending.
+    footprint: (samples, mean distinct rows in that many consecutive samples), ascending. statistics: what was measured
+    beyond that, None for a model of a table.
     """
 
     name: str
@@ -84,6 +86,7 @@ class TableProfile:
     lookups_per_sample: float
     footprint: tuple[tuple[float, float], ...]
     curves: tuple[LocalityCurve, ...]
+    statistics: TableStatistics | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -169,6 +172,8 @@ def _table(content: Mapping[str, Any]) -> TableProfile:
     fields = dict(content)
     fields["footprint"] = tuple((float(samples), float(rows)) for samples, rows in fields["footprint"])
     fields["curves"] = tuple(LocalityCurve(**_columns(curve)) for curve in fields["curves"])
+    statistics = fields.get("statistics")
+    fields["statistics"] = None if statistics is None else TableStatistics.from_dict(statistics)
     return TableProfile(**fields)
 
 

@@ -2,12 +2,15 @@
 #include "mtrains/simulator.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "arrays.h"
+#include "mtrains/reuse.h"
+#include "mtrains/tracked_table.h"
 
 using namespace nanobind::literals;
 
@@ -37,7 +40,8 @@ void make_trace(AccessTrace* self, ArrayIn<std::uint32_t, nb::ndim<1>> tables,
 
 nb::dict simulate(const AccessTrace& trace, std::uint32_t capacity, const std::string& policy,
                   std::uint32_t lookahead, std::uint32_t depth, bool evict_after, std::uint32_t lfu_decay,
-                  std::uint32_t lfu_remembered, double max_pinned_ratio) {
+                  std::uint32_t lfu_remembered, double max_pinned_ratio, std::vector<std::uint32_t> weights,
+                  std::uint32_t rows_per_block) {
   SimulationSpec spec;
   spec.capacity = capacity;
   spec.policy = policy_named(policy);
@@ -46,6 +50,8 @@ nb::dict simulate(const AccessTrace& trace, std::uint32_t capacity, const std::s
   spec.depth = depth;
   spec.max_pinned_ratio = max_pinned_ratio;
   spec.evict_after = evict_after;
+  spec.weights = std::move(weights);
+  spec.rows_per_block = rows_per_block;
   SimulationCounts counts;
   std::vector<std::uint32_t> batches;
   {
@@ -64,6 +70,57 @@ nb::dict simulate(const AccessTrace& trace, std::uint32_t capacity, const std::s
   result["evictions"] = counts.evictions;
   result["batches_ahead"] = counts.batches_ahead;
   result["split_batches"] = counts.split_batches;
+  result["block_reads"] = counts.block_reads;
+  return result;
+}
+
+NumpyArray<std::uint32_t> times_of(const AccessTrace& trace) {
+  std::vector<std::uint32_t> times;
+  {
+    const nb::gil_scoped_release release;
+    times = reuse_times(trace);
+  }
+  return own(std::move(times));
+}
+
+NumpyArray<std::uint64_t> distances_of(const AccessTrace& trace, const std::vector<std::uint32_t>& weights) {
+  std::vector<std::uint64_t> distances;
+  {
+    const nb::gil_scoped_release release;
+    distances = reuse_distances(trace, weights);
+  }
+  return own(std::move(distances));
+}
+
+template <typename T>
+NumpyArray<T> copy_of(std::span<const T> values) {
+  return own(std::vector<T>(values.begin(), values.end()));
+}
+
+void make_table(TrackedTable* self, std::uint32_t max_rows, std::uint32_t hot_rows, std::uint64_t seed,
+                std::vector<std::uint32_t> batch_sizes, std::uint32_t rows_per_page) {
+  new (self) TrackedTable({max_rows, hot_rows, seed, std::move(batch_sizes), rows_per_page});
+}
+
+void add_lookups(TrackedTable& table, ArrayIn<std::int64_t, nb::ndim<1>> rows,
+                 ArrayIn<std::int64_t, nb::ndim<1>> samples) {
+  const nb::gil_scoped_release release;
+  table.add(span_of(rows), span_of(samples));
+}
+
+nb::dict tracked_of(const TrackedTable& table) {
+  TrackedAccesses tracked;
+  {
+    const nb::gil_scoped_release release;
+    tracked = table.tracked();
+  }
+  nb::dict result;
+  result["rows"] = own(std::move(tracked.rows));
+  result["num_hot"] = tracked.num_hot;
+  result["weight"] = tracked.weight;
+  result["accesses"] = own(std::move(tracked.accesses));
+  result["times"] = own(std::move(tracked.times));
+  result["gaps"] = own(std::move(tracked.gaps));
   return result;
 }
 
@@ -78,9 +135,32 @@ void bind_simulator(nb::module_& m) {
       .def_prop_ro("num_accesses", &AccessTrace::num_accesses)
       .def_prop_ro("num_unique", &AccessTrace::num_unique)
       .def_prop_ro("num_rows", &AccessTrace::num_rows)
-      .def_prop_ro("largest_batch", &AccessTrace::largest_batch);
+      .def_prop_ro("largest_batch", &AccessTrace::largest_batch)
+      .def("accesses", [](const AccessTrace& trace) { return copy_of(trace.accesses()); })
+      .def("begins", [](const AccessTrace& trace) { return copy_of(trace.begins()); })
+      .def("row_tables", [](const AccessTrace& trace) { return copy_of(trace.row_tables()); })
+      .def("reuse_times", &times_of)
+      .def("reuse_distances", &distances_of, "weights"_a = std::vector<std::uint32_t>{});
   m.def("simulate", &simulate, "trace"_a, nb::kw_only(), "capacity"_a, "policy"_a, "lookahead"_a, "depth"_a,
-        "evict_after"_a, "lfu_decay"_a, "lfu_remembered"_a, "max_pinned_ratio"_a);
+        "evict_after"_a, "lfu_decay"_a, "lfu_remembered"_a, "max_pinned_ratio"_a,
+        "weights"_a = std::vector<std::uint32_t>{}, "rows_per_block"_a = 0);
+  nb::class_<TrackedTable>(m, "TrackedTable")
+      .def("__init__", &make_table, nb::kw_only(), "max_rows"_a, "hot_rows"_a, "seed"_a, "batch_sizes"_a,
+           "rows_per_page"_a)
+      .def("add", &add_lookups, nb::arg("rows").noconvert(), nb::arg("samples").noconvert())
+      .def("sample", &TrackedTable::sample, nb::call_guard<nb::gil_scoped_release>())
+      .def("coarsen", &TrackedTable::coarsen, nb::call_guard<nb::gil_scoped_release>())
+      .def("tracked", &tracked_of)
+      .def_prop_ro("sampled", &TrackedTable::sampled)
+      .def_prop_ro("num_lookups", &TrackedTable::num_lookups)
+      .def_prop_ro("num_accesses", &TrackedTable::num_accesses)
+      .def_prop_ro("num_rows", &TrackedTable::num_rows)
+      .def_prop_ro("least_row", &TrackedTable::least_row)
+      .def_prop_ro("largest_row", &TrackedTable::largest_row)
+      .def_prop_ro("samples_a_unit", &TrackedTable::samples_a_unit)
+      .def_prop_ro("num_unique", &TrackedTable::num_unique)
+      .def_prop_ro("num_page_accesses", &TrackedTable::num_page_accesses)
+      .def_prop_ro("num_pages", &TrackedTable::num_pages);
 }
 
 }  // namespace mtrains

@@ -24,11 +24,18 @@ const SimulationSpec& check(const SimulationSpec& spec, const AccessTrace& trace
   if (!(spec.max_pinned_ratio > 0 && spec.max_pinned_ratio <= 1))
     throw std::invalid_argument("the share of pinned slots is in (0, 1], got " +
                                 std::to_string(spec.max_pinned_ratio));
+  if (!spec.weights.empty() && spec.weights.size() < trace.num_tables())
+    throw std::invalid_argument("a trace of " + std::to_string(trace.num_tables()) +
+                                " tables and weights of " + std::to_string(spec.weights.size()));
+  if (std::find(spec.weights.begin(), spec.weights.end(), 0u) != spec.weights.end())
+    throw std::invalid_argument("a row takes one slot at least");
   return spec;
 }
 
+// Of the index: no more than there are rows.
 std::uint32_t num_slots(const SimulationSpec& spec, const AccessTrace& trace) {
-  return spec.capacity + (spec.evict_after ? static_cast<std::uint32_t>(trace.largest_batch()) : 0);
+  const std::uint64_t most = spec.capacity + (spec.evict_after ? trace.largest_batch() : 0);
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(trace.num_rows(), 1, most));
 }
 
 }  // namespace
@@ -62,6 +69,7 @@ Simulator::Simulator(const AccessTrace& trace, const SimulationSpec& spec)
   counts_.new_rows.resize(trace_.num_tables());
   counts_.fetches.resize(trace_.num_tables());
   counts_.batches.resize(trace_.num_batches());
+  if (spec_.rows_per_block > 0) block_of_row_.resize(trace_.num_rows());
 }
 
 SimulationCounts Simulator::run() {
@@ -103,30 +111,54 @@ void Simulator::changed(RowKey key, std::uint32_t next_use) {
 void Simulator::count(std::uint32_t batch, std::uint32_t row, bool hit) {
   const std::uint32_t table = trace_.table_of(row);
   AccessCounts& of_batch = counts_.batches[batch];
+  const std::uint32_t weight = weight_of(row);
   if (hit) {
     ++counts_.hits[table];
-    ++of_batch.hits;
+    of_batch.hits += weight;
     index_.policy().accessed(index_, slot_of_row_[row]);
   } else if (seen_[row]) {
     ++counts_.fetches[table];
-    ++of_batch.fetches;
+    of_batch.fetches += weight;
+    if (spec_.rows_per_block > 0) note_block(row);
   } else {
     ++counts_.new_rows[table];
-    ++of_batch.new_rows;
+    of_batch.new_rows += weight;
     seen_[row] = true;
   }
 }
 
-void Simulator::insert(std::uint32_t row) { slot_of_row_[row] = index_.insert(row, 0, clock_); }
+// A read of the row's block, unless this batch has read it.
+void Simulator::note_block(std::uint32_t row) {
+  std::uint32_t& read = read_of_block_[block_of_row_[row]];
+  if (read == num_stages_) return;
+  read = num_stages_;
+  ++counts_.block_reads;
+}
+
+void Simulator::insert(std::uint32_t row) {
+  slot_of_row_[row] = index_.insert(row, 0, clock_);
+  slots_used_ += weight_of(row);
+}
 
 bool Simulator::evict_one() {
   const std::int64_t victim = index_.policy().victim(index_, clock_);
   if (victim < 0) return false;
   const auto slot = static_cast<std::uint32_t>(victim);
-  slot_of_row_[index_.key(slot)] = kNowhere;
+  const auto row = static_cast<std::uint32_t>(index_.key(slot));
+  slot_of_row_[row] = kNowhere;
+  slots_used_ -= weight_of(row);
   index_.evict(slot);
   ++counts_.evictions;
+  if (spec_.rows_per_block > 0) {
+    block_of_row_[row] = static_cast<std::uint32_t>(num_logged_++ / spec_.rows_per_block);
+    if (block_of_row_[row] == read_of_block_.size()) read_of_block_.push_back(0);
+  }
   return true;
+}
+
+void Simulator::make_room(std::uint64_t slots) {
+  while (slots_used_ + slots > spec_.capacity && evict_one()) {
+  }
 }
 
 // --- room made before a batch, as the engine does
@@ -134,18 +166,19 @@ bool Simulator::evict_one() {
 // Brings and pins the rows of a batch, if their pins leave the tier with at most pin_limit pinned slots.
 bool Simulator::stage(std::uint32_t batch, double pin_limit) {
   const auto rows = trace_.batch(batch);
-  std::uint32_t num_absent = 0;
-  std::uint32_t num_newly_pinned = 0;
+  std::uint64_t absent = 0;  // slots
+  std::uint64_t newly_pinned = 0;
   for (const std::uint32_t row : rows) {
     const std::uint32_t slot = slot_of_row_[row];
     if (slot == kNowhere) {
-      ++num_absent;
+      absent += weight_of(row);
     } else if (index_.hot(slot).pins() == 0) {
-      ++num_newly_pinned;
+      newly_pinned += weight_of(row);
     }
   }
-  if (num_pinned_ + num_newly_pinned + num_absent > pin_limit) return false;
+  if (static_cast<double>(slots_pinned_ + newly_pinned + absent) > pin_limit) return false;
   next_clock();
+  ++num_stages_;
   for (const std::uint32_t row : rows) {
     const std::uint32_t slot = slot_of_row_[row];
     if (slot == kNowhere) continue;
@@ -153,17 +186,15 @@ bool Simulator::stage(std::uint32_t batch, double pin_limit) {
     index_.pin(slot);
     count(batch, row, /*hit=*/true);
   }
-  while (index_.num_free() < num_absent) {
-    [[maybe_unused]] const bool evicted = evict_one();
-    assert(evicted);
-  }
+  make_room(absent);
+  assert(slots_used_ + absent <= spec_.capacity);
   for (const std::uint32_t row : rows) {
     if (slot_of_row_[row] != kNowhere) continue;
     count(batch, row, /*hit=*/false);
     insert(row);
     index_.pin(slot_of_row_[row]);
   }
-  num_pinned_ += num_newly_pinned + num_absent;
+  slots_pinned_ += newly_pinned + absent;
   return true;
 }
 
@@ -171,18 +202,22 @@ bool Simulator::stage(std::uint32_t batch, double pin_limit) {
 void Simulator::bring_in_pieces(std::uint32_t batch) {
   ++counts_.split_batches;
   const auto rows = trace_.batch(batch);
-  for (std::size_t begin = 0; begin < rows.size(); begin += spec_.capacity) {
+  for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
     next_clock();
-    const auto piece = rows.subspan(begin, std::min<std::size_t>(spec_.capacity, rows.size() - begin));
-    std::uint32_t num_absent = 0;
+    ++num_stages_;
+    std::uint64_t slots = 0;
+    while (end < rows.size() && (end == begin || slots + weight_of(rows[end]) <= spec_.capacity)) {
+      slots += weight_of(rows[end++]);
+    }
+    const auto piece = rows.subspan(begin, end - begin);
+    std::uint64_t absent = 0;
     for (const std::uint32_t row : piece) {
       const bool hit = slot_of_row_[row] != kNowhere;
-      num_absent += !hit;
+      absent += hit ? 0 : weight_of(row);
       count(batch, row, hit);
       if (hit) index_.touch(slot_of_row_[row], clock_);
     }
-    while (index_.num_free() < num_absent && evict_one()) {
-    }
+    make_room(absent);
     for (const std::uint32_t row : piece) {
       if (slot_of_row_[row] == kNowhere) insert(row);
     }
@@ -207,7 +242,7 @@ void Simulator::step_before(std::uint32_t batch) {
       const std::uint32_t slot = slot_of_row_[row];
       index_.touch(slot, clock_);
       index_.unpin(slot);
-      num_pinned_ -= index_.hot(slot).pins() == 0;
+      if (index_.hot(slot).pins() == 0) slots_pinned_ -= weight_of(row);
     }
   }
   if (next_use_ != nullptr)
@@ -218,6 +253,7 @@ void Simulator::step_before(std::uint32_t batch) {
 
 void Simulator::step_after(std::uint32_t batch) {
   next_clock();
+  ++num_stages_;
   for (const std::uint32_t row : trace_.batch(batch)) {
     const bool hit = slot_of_row_[row] != kNowhere;
     count(batch, row, hit);
@@ -230,8 +266,7 @@ void Simulator::step_after(std::uint32_t batch) {
   if (next_use_ != nullptr)
     window_.leave([this](RowKey key, std::uint32_t next_use) { changed(key, next_use); });
   next_clock();
-  while (index_.num_used() > spec_.capacity && evict_one()) {
-  }
+  make_room(0);
 }
 
 }  // namespace mtrains

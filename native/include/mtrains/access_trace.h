@@ -23,9 +23,12 @@ class AccessTrace {
   std::uint32_t num_rows() const { return static_cast<std::uint32_t>(table_of_row_.size()); }  // distinct
   std::uint32_t num_tables() const { return num_tables_; }
   std::uint32_t table_of(std::uint32_t row) const { return table_of_row_[row]; }
+  std::span<const std::uint32_t> row_tables() const { return table_of_row_; }
   std::span<const std::uint32_t> batch(std::uint32_t number) const {
     return {accesses_.data() + begins_[number], accesses_.data() + begins_[number + 1]};
   }
+  std::span<const std::uint32_t> accesses() const { return accesses_; }  // of all batches
+  std::span<const std::uint64_t> begins() const { return begins_; }      // of each batch, and the end
   std::size_t largest_batch() const;
 
  private:

@@ -30,10 +30,14 @@ struct SimulationSpec {
   double max_pinned_ratio = 1.0 / 3;
   // Rows leave after a batch down to the capacity, which the batch may exceed, not before it. Without depth.
   bool evict_after = false;
+  // Slots that a row of each table takes, for a sample of rows each of which stands for several. Empty: one.
+  std::vector<std::uint32_t> weights;
+  // Rows a block of a log that victims are appended to in the order in which they leave; 0: no log.
+  std::uint32_t rows_per_block = 0;
 };
 inline constexpr std::uint32_t kMaxDepth = SlotRecord::kMaxPins - 1;
 
-// One access per unique row and batch, counted when its row is brought.
+// One access per unique row and batch, counted when its row is brought, times the row's weight.
 struct AccessCounts {
   std::uint32_t hits = 0;
   std::uint32_t new_rows = 0;  // first touch: no read
@@ -41,11 +45,13 @@ struct AccessCounts {
 };
 
 struct SimulationCounts {
-  std::vector<std::uint64_t> hits, new_rows, fetches;  // by table
+  std::vector<std::uint64_t> hits, new_rows, fetches;  // by table, not weighed
   std::vector<AccessCounts> batches;
   std::uint64_t evictions = 0;
   std::uint64_t batches_ahead = 0;  // how many were pinned ahead, summed over batches
   std::uint64_t split_batches = 0;  // larger than the tier: brought in pieces
+  std::uint64_t block_reads =
+      0;  // distinct blocks of the log that the fetches of each batch, or piece, lie in
 };
 
 // Runs once. The trace outlives it.
@@ -69,6 +75,12 @@ class Simulator {
   void count(std::uint32_t batch, std::uint32_t row, bool hit);
   void insert(std::uint32_t row);
   bool evict_one();
+  // Evicts until rows that take `slots` fit, or nothing more may leave.
+  void make_room(std::uint64_t slots);
+  std::uint32_t weight_of(std::uint32_t row) const {
+    return spec_.weights.empty() ? 1 : spec_.weights[trace_.table_of(row)];
+  }
+  void note_block(std::uint32_t row);
 
   const AccessTrace& trace_;
   const SimulationSpec spec_;
@@ -78,8 +90,13 @@ class Simulator {
   NextUsePolicy* next_use_ = nullptr;  // the index's policy, if it has a window
   std::vector<std::uint32_t> slot_of_row_;
   std::vector<bool> seen_;
+  std::vector<std::uint32_t> block_of_row_;   // of the log
+  std::vector<std::uint32_t> read_of_block_;  // number of the stage that read it last, or 0
+  std::uint32_t num_stages_ = 0;              // batches, or pieces of one, that were brought
+  std::uint64_t num_logged_ = 0;
+  std::uint64_t slots_used_ = 0;
+  std::uint64_t slots_pinned_ = 0;
   std::uint32_t staged_end_ = 0;
-  std::uint32_t num_pinned_ = 0;
   std::uint32_t clock_ = 0;
   SimulationCounts counts_;
 };
