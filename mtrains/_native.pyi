@@ -97,6 +97,8 @@ class FileMemory(SlotMemory):
     holds the GIL may wait for that lock. Its OSError, CapacityError and StateError come up as errors of mtrains."""
     budget_bytes: int  # in whole units
     def __init__(self, fd: int, budget_bytes: int, grow: Callable[[], tuple[int, int] | None]) -> None: ...
+    @staticmethod
+    def unit_for(budget_bytes: int) -> int: ...
 
 class BandwidthLimit:
     """Waits as a slower device would; bandwidth_limit.h."""

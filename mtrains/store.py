@@ -18,14 +18,14 @@ import torch
 from mtrains import _native
 from mtrains.errors import StateError
 from mtrains.hbm import Hbm
+from mtrains.placement.plan import PlacementPlan
 from mtrains.scm import Scm
 from mtrains.specs import TableSpec
+from mtrains.store_memory import ask_memory
 from mtrains.store_stats import StoreStats, collect_stats
 from mtrains.tables import Checkpoint, OptimizerBinding, Table, TableRegistry
 from mtrains.threads import follow_num_threads, get_num_threads
-from mtrains.tiers.budgets import parse_budgets
 from mtrains.tiers.catalog_records import CheckpointRecord
-from mtrains.tiers.chain import ChainConfig
 from mtrains.tiers.digest import digest_rows
 from mtrains.tiers.jobs import Ticket
 from mtrains.tiers.reader_session import ReaderOptions, ReaderSession
@@ -56,13 +56,13 @@ class Store:
         self,
         path: str | os.PathLike[str] | None = None,
         *,
-        dram: int | str = "256MiB",
+        dram: int | str | None = None,
         hbm: int | str | Hbm = 0,
         scm: int | str | Scm = 0,
         ssd: int | str | None = None,
         seed: int | None = None,
         budgets: Mapping[str, Mapping[str, int | str]] | None = None,
-        plan: object = None,
+        plan: PlacementPlan | str | os.PathLike[str] | None = None,
         read_only: bool = False,
         io_engine: str = "auto",
         keep: int = DEFAULT_KEEP,
@@ -73,13 +73,16 @@ class Store:
 
         Args:
             path: None is a private temporary store, gone when it is closed.
-            dram: bytes for rows in memory, as a number or "256MiB"; 0 with another tier in its place. Tables that
-            fit are wholly resident, where DRAM is the fastest tier.
+            dram: bytes for rows in memory, as a number or "256MiB", which None is; 0 with another tier in its place.
+            Tables that fit are wholly resident, where DRAM is the fastest tier.
             hbm: bytes for rows on an accelerator, or an Hbm; then rows are looked up and updated there, and outputs
             are there. Emulated on the CPU where there is none.
             scm: bytes for rows in byte-addressable memory below DRAM, or an Scm.
             budgets: bytes of tables in tiers, {"clicks": {"dram": "1GiB", "scm": 0}}: theirs alone, out of the
             tier's; 0 passes a tier over; in a tier that is not named, a table shares the rest.
+            plan: a PlacementPlan, or the path of its file, in place of dram= and budgets=: each of its tables has in
+            each tier exactly the bytes of the plan. Other tables, and an optimizer whose rows are longer or shorter,
+            are refused. `hbm` and `scm` may be an Hbm and a Scm, to say where that memory comes from.
             ssd: hard limit of the disk bytes of all files of the store; None is no limit.
             seed: of initial values; None takes torch.initial_seed() for a new store. A store keeps its seed
             for life.
@@ -95,23 +98,17 @@ class Store:
         Raises:
             StateError: open elsewhere, another seed, or `path` cannot be a store. FormatError: damaged, or of
             another version. CapacityError: `ssd` is too small. TierIOError: the disk failed.
+            ValueError: sizes beside a plan. OSError: the plan's file cannot be read.
             NotImplementedError: an option that this version does not have.
         """
         self._session: Session | ReaderSession | None = None
-        _refuse_later_options(
-            plan=plan,
-            distributed=None if distributed == "local" else distributed,
-        )
+        _refuse_later_options(distributed=None if distributed == "local" else distributed)
         self._distributed = distributed
         self._read_only = read_only
+        self._memory = ask_memory(dram=dram, hbm=hbm, scm=scm, budgets=budgets, plan=plan)
         options = SessionOptions(
             seed=_checked_seed(seed),
-            chain=ChainConfig(
-                dram_bytes=parse_bytes(dram),
-                hbm=hbm if isinstance(hbm, Hbm) else Hbm(hbm) if parse_bytes(hbm) else None,
-                scm=scm if isinstance(scm, Scm) else Scm(scm) if parse_bytes(scm) else None,
-                budgets=parse_budgets(budgets),
-            ),
+            chain=self._memory.chain,
             cap_bytes=None if ssd is None else parse_bytes(ssd),
             io_engine=_one_of("io_engine", io_engine, IO_ENGINES),
             num_threads=get_num_threads(),
@@ -146,9 +143,18 @@ class Store:
         self._lock = threading.RLock()  # one checkpoint, flush, restore, release or close at a time
         self._running: Ticket[CheckpointRecord] | None = None
         self._registry = TableRegistry(self, session)
+        self._all_named = not self._memory.chain.budgets
         self._stored_versions = self._registry.versions()
         self.generation = 0  # +1 at every restore, and when a read-only store moves on
         follow_num_threads(self)
+        try:
+            for table in self._registry.tables:
+                self._memory.check_table(table.spec)
+            if read_only:
+                self.check_named_tables()
+        except StateError:
+            self.close()
+            raise
 
     # --- what it is
 
@@ -201,18 +207,26 @@ class Store:
         error)."""
         self._writable()
 
+    def check_named_tables(self) -> None:
+        """Raises: StateError if budgets or the plan name a table that is not there. The first step of an optimizer and
+        a checkpoint call it: by then all tables are made."""
+        if not self._all_named:
+            self._memory.check_all_there([table.name for table in self._registry.tables])
+            self._all_named = True
+
     # --- tables
 
     def add_table(self, spec: TableSpec) -> Table:
         """Return the table of this specification: the stored one, or a new one, which the next checkpoint
         stores.
 
-        Raises: StateError if a table of this name has another shape, dtype, init, padding_idx or mode, or a read-only
-        store has none of this name.
+        Raises: StateError if a table of this name has another shape, dtype, init, padding_idx or mode, a read-only
+        store has none of this name, or the plan is of another table.
         """
         with self._lock:
             if not self.read_only:
                 self.check_writable()
+            self._memory.check_table(spec)
             return self._registry.add(spec)
 
     def tables(self, names: Sequence[str] | None = None) -> list[Table]:
@@ -238,10 +252,11 @@ class Store:
             fields: name and float32 values a row of each state. initial_state: of every value of untouched
             rows.
         Raises: StateError naming both kinds, if the table has another's state and on_optimizer_change is
-        "error".
+        "error"; if the plan is of longer or shorter rows.
         """
         with self._lock:
             self.check_writable()
+            self._memory.check_record(table.spec, kind, sum(count for _, count in fields))
             return self._registry.bind(table, kind, fields, initial_state, reset=self._reset_optimizers)
 
     # --- checkpoints
@@ -257,7 +272,7 @@ class Store:
         threads may train while it is written; what they change is not in it. An error then comes up at the next
         checkpoint, flush, restore or close. A tag that was used before moves to the new checkpoint.
         Raises: CapacityError or TierIOError (no room): the rows stay, try again after making room.
-        StateError.
+        StateError, also if budgets or the plan name a table that is not there.
         """
         _check_tag(tag)
         if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
@@ -266,6 +281,7 @@ class Store:
             raise TypeError(f"extra must be bytes, got {type(extra).__name__}")
         with self._lock:
             self.check_writable()
+            self.check_named_tables()
             self._settle()
             self._begin(tag, step, bytes(extra or b""), pinned=False)
             if wait:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mtrains import _native
-from mtrains.tiers.budgets import SLOT_TIERS
+from mtrains.slot_tiers import SLOT_TIERS
 from mtrains.tiers.reader_session import ReaderSession
 from mtrains.tiers.session import Session
 

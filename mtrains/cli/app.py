@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _fail(error, EXIT_USAGE)
     except (MtrainsError, OSError, ValueError) as error:
-        return _fail(error, EXIT_FAILED)
+        return _fail(_words(error), EXIT_FAILED)
     except Exception as error:
         # Usage errors: their class lies in click or in typer, by typer's version, with one interface.
         if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
@@ -84,6 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == EXIT_INTERRUPTED:
         print("mtrains: interrupted", file=sys.stderr)
     return int(code or 0)
+
+
+def _words(error: Exception) -> object:
+    """Return what to say of an error: of the system's, the file and what is wrong with it."""
+    if isinstance(error, OSError) and not isinstance(error, MtrainsError) and error.filename and error.strerror:
+        return f"cannot use {os.fspath(error.filename)}: {error.strerror}"
+    return error
 
 
 def _fail(error: object, code: int) -> int:

@@ -33,6 +33,9 @@ def plan(
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the plan there.", metavar="FILE")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples a step, of all ranks.", min=1)] = None,
     optimizer: Annotated[str, typer.Option(help="Whose state rows carry.")] = "rowwise_adagrad",
+    policy: Annotated[
+        str, typer.Option(help="Eviction that the curves are of: next_use; lru, lfu, s3_fifo, as profiled.")
+    ] = "next_use",
     lookahead: Annotated[int, typer.Option(help="Batches whose ids are known.", min=0)] = 64,
     depth: Annotated[int, typer.Option(help="Batches staged ahead.", min=0)] = 2,
     compute_seconds: Annotated[
@@ -69,6 +72,7 @@ def plan(
         workload = Workload(
             batch_size=batch_size,
             optimizer=optimizer,
+            policy=policy,
             lookahead=lookahead,
             depth=depth,
             compute_seconds=compute_seconds,

@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from mtrains.cli.render import counter_table, format_metric, output_console
+from mtrains.cli.render_measured import measured_report
 from mtrains.train.result import TrainResult
 
 __all__ = ["print_training", "training_report"]
@@ -38,7 +39,12 @@ def training_report(result: TrainResult) -> RenderableType:
     if result.emulated:
         lines.append(("emulated", ", ".join(result.emulated)))
     text = Text("\n".join(f"{name:<10} {value}" for name, value in lines))
-    return Group(text, counter_table("tiers", result.tiers)) if result.tiers else text
+    parts: list[RenderableType] = [text]
+    if result.tiers:
+        parts.append(counter_table("tiers", result.tiers))
+    if result.plan is not None:
+        parts.append(measured_report(result.plan))
+    return Group(*parts)
 
 
 def _quality(result: TrainResult) -> str:

@@ -83,7 +83,9 @@ def train(
         str | None,
         typer.Option(help="Folder of the rows; without it a temporary one is used.", metavar="FOLDER"),
     ] = None,
-    dram: Annotated[str, typer.Option(help="Memory for rows, such as 2GiB.", metavar="SIZE")] = "256MiB",
+    dram: Annotated[
+        str | None, typer.Option(help="Memory for rows, such as 2GiB; 256MiB by default.", metavar="SIZE")
+    ] = None,
     hbm: Annotated[
         str,
         typer.Option(help="Memory of the GPU for rows, which compute there; emulated without one.", metavar="SIZE"),
@@ -94,6 +96,10 @@ def train(
     scm_emulate: Annotated[
         str | None,
         typer.Option(help="Make it as slow as a device of mtrains.devices: optane-pmem-100, ...", metavar="NAME"),
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="Each table's memory, as `mtrains plan -o FILE` wrote it.", metavar="FILE"),
     ] = None,
     ssd: Annotated[
         str | None, typer.Option(help="Hard limit of the store's disk space.", metavar="SIZE")
@@ -164,6 +170,7 @@ def train(
             hbm=hbm,
             scm=scm,
             scm_emulate=scm_emulate,
+            plan=plan,
             ssd=ssd,
             io_engine=io_engine,
             checkpoint_every=checkpoint_every,

@@ -274,6 +274,7 @@ def _check_writable(store: Store) -> None:
         raise StateError(
             "the store is open read-only, its tables cannot be trained; open it without read_only"
         )
+    store.check_named_tables()
 
 
 def check_hyper_parameters(defaults: dict[str, Any]) -> None:

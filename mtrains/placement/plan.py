@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -120,18 +121,32 @@ class PlacementPlan:
         """Return {table: {tier: bytes}} as `Store(budgets=)` takes them: each table's slots and their index."""
         return {table.name: dict(table.bytes) for table in self.tables}
 
-    def check_tables(self, tables: Mapping[str, tuple[int, int]]) -> None:
-        """Refuse tables that the plan was not made for. tables: (num_embeddings, embedding_dim) by name.
+    def table(self, name: str) -> TablePlacement:
+        """Return the table of this name. Raises: StateError if there is none."""
+        found = self._by_name.get(name)
+        if found is None:
+            raise StateError(f"the plan has no table {name!r}; profile these tables and plan again")
+        return found
 
-        Raises: StateError naming the first table that differs.
-        """
-        planned = {table.name: (table.num_embeddings, table.embedding_dim) for table in self.tables}
-        for name in sorted({*planned, *tables}):
-            if planned.get(name) != tables.get(name):
-                raise StateError(
-                    f"the plan does not fit table {name!r}: planned {_shape(planned.get(name))}, here "
-                    f"{_shape(tables.get(name))}; profile these tables and plan again"
-                )
+    def check_table(self, name: str, num_embeddings: int, embedding_dim: int, dtype: str) -> None:
+        """Refuse a table that the plan was not made for. Raises: StateError naming it and what differs."""
+        planned = self.table(name)
+        there, here = (
+            f"{rows:,} rows x {dim} {kind}"
+            for rows, dim, kind in (
+                (planned.num_embeddings, planned.embedding_dim, planned.dtype),
+                (num_embeddings, embedding_dim, dtype),
+            )
+        )
+        if there != here:
+            raise StateError(
+                f"the plan does not fit table {name!r}: planned {there}, here {here}; profile these tables and plan "
+                "again"
+            )
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, TablePlacement]:
+        return {table.name: table for table in self.tables}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the file holds."""
@@ -175,6 +190,3 @@ class PlacementPlan:
             raise FormatError(f"{os.fspath(path)} is not a plan: no JSON object")
         return cls.from_dict(content, os.fspath(path))
 
-
-def _shape(shape: tuple[int, int] | None) -> str:
-    return "not at all" if shape is None else f"{shape[0]:,} rows x {shape[1]}"

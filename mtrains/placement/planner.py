@@ -123,7 +123,15 @@ def _tables(problem: Problem, placement: Placement, cost: Price) -> tuple[TableP
     allocation = allocate(problem, placement)
     reasons = table_reasons(problem, placement, cost)
     hits = np.maximum(0.0, -np.diff(np.concatenate([problem.unique[:, None], cost.misses], axis=1), axis=1))
-    pages = problem.pages - problem.saved_pages(placement.cumulative[:, -1])
+    fetches = np.maximum(0.0, cost.misses[:, -1] - problem.new)
+    pages = np.maximum(0.0, problem.pages - problem.saved_pages(placement.cumulative[:, -1]))
+    if problem.topology.log is None:
+        pages[:] = 0.0
+    # The price knows no whole tables (allocation.py), of which no row is ever fetched.
+    whole = allocation.resident
+    hits[whole, 0], hits[whole, 1:] = np.maximum(0.0, problem.unique - problem.new)[whole], 0.0
+    fetches[whole] = pages[whole] = 0.0
+    hits, fetches, pages = hits + 0.0, fetches + 0.0, pages + 0.0  # no -0.0
     placed = []
     for j, table in enumerate(problem.profile.tables):
         placed.append(
@@ -139,8 +147,8 @@ def _tables(problem: Problem, placement: Placement, cost: Price) -> tuple[TableP
                 bytes={name: int(allocation.slot_bytes[j, k]) for k, name in enumerate(names)},
                 hits={name: float(hits[j, k]) for k, name in enumerate(names)},
                 new=float(problem.new[j]),
-                fetches=float(max(0.0, cost.misses[j, -1] - problem.new[j])),
-                page_reads=float(max(0.0, pages[j])) if problem.topology.log is not None else 0.0,
+                fetches=float(fetches[j]),
+                page_reads=float(pages[j]),
                 log_bytes=float(problem.log[j] * problem.rows[j]) / problem.workload.live_ratio
                 if problem.topology.log is not None
                 else 0.0,

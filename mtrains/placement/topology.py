@@ -7,11 +7,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["SLOT_TIERS", "Cpu", "Link", "LogTier", "SlotTier", "Topology", "scaled"]
+from mtrains.slot_tiers import SLOT_TIERS
+
+__all__ = ["Cpu", "Link", "LogTier", "SlotTier", "Topology", "scaled"]
 
 _Part = TypeVar("_Part", "SlotTier", "LogTier", "Link", "Cpu", "Topology")
 
-SLOT_TIERS = ("hbm", "dram", "scm")
 
 
 @dataclass(frozen=True, kw_only=True)

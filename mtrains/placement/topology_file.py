@@ -34,7 +34,7 @@ def load_topology(name: str | os.PathLike[str]) -> Topology:
     path = Path(name)
     if path.suffix not in (".toml", ".json"):
         raise ValueError(f"no topology {os.fspath(name)!r}: give a .toml or .json file, or {', '.join(TOPOLOGIES)}")
-    content = path.read_text()
+    content = path.read_bytes()
     try:
         value = json.loads(content) if path.suffix == ".json" else _toml(content)
         return topology_of_dict(value, path.stem)
@@ -42,10 +42,10 @@ def load_topology(name: str | os.PathLike[str]) -> Topology:
         raise FormatError(f"{os.fspath(name)}: {error}") from None
 
 
-def _toml(content: str) -> dict[str, Any]:
+def _toml(content: bytes) -> dict[str, Any]:
     if sys.version_info < (3, 11):
         raise ValueError("reading TOML needs Python 3.11; write the same as JSON")
-    return tomllib.loads(content)
+    return tomllib.loads(content.decode())
 
 
 def topology_of_dict(content: Mapping[str, Any], name: str = "own") -> Topology:

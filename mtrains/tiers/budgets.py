@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mtrains.slot_tiers import SLOT_TIERS
 from mtrains.units import parse_bytes
 
-__all__ = ["SLOT_TIERS", "parse_budgets"]
-
-SLOT_TIERS = ("hbm", "dram", "scm")  # from fast to slow, by the native number of their kind
+__all__ = ["parse_budgets"]
 
 
 def parse_budgets(budgets: object) -> dict[str, dict[str, int]]:

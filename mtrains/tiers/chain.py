@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from mtrains import _native
-from mtrains.errors import CapacityError
+from mtrains.errors import CapacityError, StateError
 from mtrains.hbm import Hbm
 from mtrains.scm import Scm
-from mtrains.tiers.budgets import SLOT_TIERS
+from mtrains.slot_tiers import SLOT_TIERS
 from mtrains.tiers.hbm import HbmMemory
 from mtrains.tiers.scm import ScmArena, bandwidth_limit, file_memory
 from mtrains.tiers.scm_open import describe_scm, open_scm_arena
@@ -27,12 +27,16 @@ TableBudgets = Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class ChainConfig:
-    """Which slot tiers a store has. dram_bytes: 0 is no such tier. budgets: by table, by tier, in bytes."""
+    """Which slot tiers a store has. dram_bytes: 0 is no such tier. budgets: by table, by tier, in bytes.
+
+    only_budgeted: a plan made the budgets, so there is nothing for other tables.
+    """
 
     dram_bytes: int
     hbm: Hbm | None = None
     scm: Scm | None = None
     budgets: Mapping[str, TableBudgets] = field(default_factory=dict)
+    only_budgeted: bool = False
 
     def __post_init__(self) -> None:
         if not any(self.tier_bytes.values()):
@@ -64,7 +68,12 @@ class ChainConfig:
         return {tier: sum(own.get(tier, 0) for own in self.budgets.values()) for tier in SLOT_TIERS}
 
     def budgets_of(self, table: str) -> list[int | None]:
-        """Return a table's own bytes by tier, None where it shares; as the engine takes them."""
+        """Return a table's own bytes by tier, None where it shares; as the engine takes them.
+
+        Raises: StateError if the plan has nothing for it.
+        """
+        if self.only_budgeted and table not in self.budgets:
+            raise StateError(f"the plan has no table {table!r}; profile these tables and plan again")
         own = self.budgets.get(table, {})
         return [own.get(tier) for tier in SLOT_TIERS]
 

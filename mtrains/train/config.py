@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mtrains.scm import Scm
+from mtrains.scm import MIN_SCM_BYTES, Scm
+from mtrains.store_memory import DEFAULT_DRAM
 from mtrains.threads import MAX_NUM_THREADS
 from mtrains.train.data.schema import Schema
 from mtrains.train.data.source import STDIN
@@ -48,7 +49,7 @@ class Preset:
 
 
 # Fields that may differ between a run and its resumption; the last three are compared in another form.
-_FREE = {"store", "dram", "hbm", "scm", "scm_emulate", "ssd", "io_engine", "checkpoint_every", "resume"}
+_FREE = {"store", "dram", "hbm", "scm", "scm_emulate", "plan", "ssd", "io_engine", "checkpoint_every", "resume"}
 _FREE |= {"threads", "dense_threads"}
 _FREE |= {"workers", "epochs", "max_steps", "data", "eval_data", "schema"}
 
@@ -85,8 +86,9 @@ class TrainConfig:
     data, eval_data: files in order, "-" is standard input. format: not "auto" (see `detect_format`).
     table_rows: num_embeddings of the table of each categorical column, in the schema's order.
     holdout: the last fraction of the records, by one counting pass; holdout_samples: the last N records.
-    dram, hbm, scm, ssd: sizes; 0 is no such tier, ssd None no limit. scm_emulate: name of a device of
-    mtrains.devices that the scm tier shall be as slow as. store: folder, or None for a private temporary one.
+    dram, hbm, scm, ssd: sizes; 0 is no such tier, dram None 256 MiB, ssd None no limit. scm_emulate: name of a device
+    of mtrains.devices that the scm tier shall be as slow as. plan: file of a PlacementPlan, in place of the sizes.
+    store: folder, or None for a private temporary one.
     """
 
     data: tuple[str, ...]
@@ -107,10 +109,11 @@ class TrainConfig:
     deterministic: bool = False
 
     store: str | None = None
-    dram: int | str = "256MiB"
+    dram: int | str | None = None
     hbm: int | str = 0
     scm: int | str = 0
     scm_emulate: str | None = None
+    plan: str | None = None
     ssd: int | str | None = None
     io_engine: str = "auto"
     checkpoint_every: int | None = None
@@ -136,15 +139,26 @@ class TrainConfig:
                 raise ValueError("--checkpoint-every needs --store: a temporary store is gone after the run")
 
     def _check_tiers(self) -> None:
-        if not any([parse_bytes(size) for size in (self.dram, self.hbm, self.scm)]):  # noqa: C419 - check them all
+        sizes = {
+            "dram": parse_bytes(DEFAULT_DRAM if self.dram is None else self.dram),
+            "hbm": parse_bytes(self.hbm),
+            "scm": parse_bytes(self.scm),
+        }
+        if self.plan is not None:
+            given = {**sizes, "dram": self.dram is not None}
+            for name in (name for name in given if given[name]):
+                raise ValueError(f"--plan says what each table has in each tier, so --{name} contradicts it")
+            self.scm_tier(MIN_SCM_BYTES)
+            return
+        if not any(sizes.values()):
             raise ValueError("rows need memory: give --dram, --hbm or --scm some bytes")
-        if self.scm_emulate is not None and not parse_bytes(self.scm):
+        if self.scm_emulate is not None and not sizes["scm"]:
             raise ValueError("--scm-emulate needs --scm: it says how slow that tier shall be")
-        self.scm_tier()
+        self.scm_tier(sizes["scm"])
 
-    def scm_tier(self) -> Scm | None:
-        """Return the scm tier of the store, None if there is none. Raises: ValueError."""
-        return Scm(self.scm, emulate=self.scm_emulate) if parse_bytes(self.scm) else None
+    def scm_tier(self, capacity_bytes: int) -> Scm | None:
+        """Return a scm tier of this size, None if it is 0. Raises: ValueError."""
+        return Scm(capacity_bytes, emulate=self.scm_emulate) if capacity_bytes else None
 
     def _check_data(self) -> None:
         if not self.data:

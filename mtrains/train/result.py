@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtrains.placement.measured import MeasuredPlan
 from mtrains.train.checkpoint import Position
 from mtrains.train.data.block import BadLine
 
@@ -57,7 +58,7 @@ class TrainResult:
     records `evaluated_on` is "training": loss is the mean over the last epoch as it trained, the others None.
     auc is None too where the records are of one class.
     providers: what each slot tier is made of. tiers: counters of each tier.
-    seconds: of training: compute, and waits as in `Timer`.
+    seconds: of training: compute, and waits as in `Timer`. plan: the run beside the plan that it had, if it had one.
     """
 
     steps: int
@@ -78,6 +79,7 @@ class TrainResult:
     emulated: tuple[str, ...]
     tiers: Mapping[str, Mapping[str, float]]
     seconds: Mapping[str, float]
+    plan: MeasuredPlan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -115,6 +117,7 @@ def make_result(
     evaluation: Evaluation | None,
     resumed_at_step: int | None = None,
     store: StoreFacts | None = None,
+    plan: MeasuredPlan | None = None,
 ) -> TrainResult:
     """Put the outcome together; without a store there are no tiers."""
     training_loss = position.epoch_loss_sum / max(position.epoch_samples, 1)
@@ -143,4 +146,5 @@ def make_result(
         emulated=store.emulated if store else (),
         tiers=store.tiers if store else {},
         seconds={"compute": max(timer.training - sum(waits.values()), 0.0), **waits},
+        plan=plan,
     )

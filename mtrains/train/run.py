@@ -8,7 +8,10 @@ from typing import Any
 
 from mtrains.collection import TieredEmbeddingBagCollection
 from mtrains.errors import StateError
+from mtrains.placement.measured import Eviction, measure_plan
+from mtrains.placement.plan import PlacementPlan
 from mtrains.store import Store
+from mtrains.store_memory import planned_scm_bytes
 from mtrains.train.checkpoint import Position, RunState, check_same_run, pack_state, unpack_state
 from mtrains.train.config import TrainConfig
 from mtrains.train.dlrm import build_dlrm
@@ -16,8 +19,11 @@ from mtrains.train.loop import evaluate, find_ranges, run_settings, train_epochs
 from mtrains.train.optimizers import tiered_optimizer
 from mtrains.train.result import Observer, StoreFacts, TrainResult, make_result
 from mtrains.train.tables import table_specs
+from mtrains.units import parse_bytes
 
 __all__ = ["train"]
+
+_EVICTION = Eviction(policy="lru", lookahead=0, depth=0)
 
 
 def train(config: TrainConfig, observer: Observer | None = None) -> TrainResult:
@@ -26,22 +32,27 @@ def train(config: TrainConfig, observer: Observer | None = None) -> TrainResult:
     Raises: DataError, StateError (a store that cannot be used for this run), TierIOError, CapacityError.
     """
     observer = observer or Observer()
+    plan = None if config.plan is None else PlacementPlan.load(config.plan)
+    scm_bytes = parse_bytes(config.scm) if plan is None else planned_scm_bytes(plan)
+    if plan is not None and config.scm_emulate is not None and not scm_bytes:
+        raise StateError(f"the plan {config.plan} uses no SCM tier, so --scm-emulate has nothing to say")
     with (
         run_settings(config),
         Store(
             config.store,
             dram=config.dram,
             hbm=config.hbm,
-            scm=config.scm_tier() or 0,
+            scm=config.scm_tier(scm_bytes) or 0,
+            plan=plan,
             ssd=config.ssd,
             seed=config.seed,
             io_engine=config.io_engine,
         ) as store,
     ):
-        return _train_in(store, config, observer)
+        return _train_in(store, config, observer, plan)
 
 
-def _train_in(store: Store, config: TrainConfig, observer: Observer) -> TrainResult:
+def _train_in(store: Store, config: TrainConfig, observer: Observer, plan: PlacementPlan | None) -> TrainResult:
     fingerprint = config.fingerprint()
     saved = _saved_state(store, config, fingerprint)
     ranges = find_ranges(config, observer)
@@ -69,11 +80,11 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer) -> TrainRes
 
     observer.began("training")
     timer = train_epochs(model, optimizers, config, ranges, position, observer, after_step)
-    seconds = store.stats().seconds
+    trained = store.stats()
     timer.checkpoint, timer.io_wait, timer.write_back = (
         checkpoint_seconds,
-        seconds["io_wait"],
-        seconds["write_back"],
+        trained.seconds["io_wait"],
+        trained.seconds["write_back"],
     )
     if config.store is not None:
         observer.began("committing the last checkpoint")
@@ -90,7 +101,19 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer) -> TrainRes
         emulated=stats.emulated,
         tiers=stats.tiers,
     )
-    return make_result(position, timer, evaluation, resumed_at_step, facts)
+    measured = None
+    steps = position.step - (resumed_at_step or 0)
+    if plan is not None and steps:
+        measured = measure_plan(
+            plan,
+            trained.tables,
+            trained.tiers["ssd"],
+            steps=steps,
+            seconds=timer.training,
+            batch_size=config.batch_size,
+            ran=_EVICTION,
+        )
+    return make_result(position, timer, evaluation, resumed_at_step, facts, measured)
 
 
 def _saved_state(store: Store, config: TrainConfig, fingerprint: Mapping[str, Any]) -> RunState | None:

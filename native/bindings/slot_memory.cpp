@@ -75,7 +75,8 @@ void bind_slot_memory(nb::module_& m) {
              return std::make_shared<FileMemory>(fd, budget_bytes, grow_by(std::move(grow)));
            }),
            "fd"_a, "budget_bytes"_a, "grow"_a)
-      .def_prop_ro("budget_bytes", &FileMemory::budget_bytes);
+      .def_prop_ro("budget_bytes", &FileMemory::budget_bytes)
+      .def_static("unit_for", &FileMemory::unit_for, "budget_bytes"_a);
   nb::class_<BandwidthLimit>(m, "BandwidthLimit")
       .def(nb::new_([](double read_bytes_per_second, double write_bytes_per_second,
                        double read_latency_seconds, double write_latency_seconds,

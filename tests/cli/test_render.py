@@ -5,6 +5,7 @@ from mtrains.cli.render import format_counter, print_json
 from mtrains.cli.render_demo import demo_report
 from mtrains.cli.render_store import store_report
 from mtrains.cli.render_training import training_report
+from mtrains.placement.measured import Eviction, Figure, MeasuredPlan, MeasuredTable
 from mtrains.train.demo import DemoResult
 from mtrains.train.result import TrainResult
 
@@ -57,6 +58,39 @@ def test_training_without_held_out_data(golden):
 
 def test_training_resumed_with_held_out_data_and_malformed_lines(golden):
     golden("train_holdout.txt", training_report(HELD_OUT))
+
+
+def test_training_with_a_plan(golden):
+    def figure(predicted, measured):
+        return Figure(predicted=predicted, measured=measured)
+
+    def table(name, scale, hits):
+        return MeasuredTable(
+            name=name,
+            accesses=figure(300.0 * scale, 301.2 * scale),
+            hit_ratios=hits,
+            new=figure(1.25, 1.31),
+            fetches=figure(40.0 * scale, 42.5 * scale),
+        )
+
+    plan = MeasuredPlan(
+        steps=1234,
+        planned=Eviction(policy="next_use", lookahead=64, depth=2),
+        ran=Eviction(policy="lru", lookahead=0, depth=0),
+        planned_batch_size=128,
+        batch_size=128,
+        step_seconds=figure(0.00251, 0.00304),
+        hit_ratio=figure(0.81, 0.7951),
+        fetches=figure(120.0, 127.5),
+        read_bytes=figure(491_520.0, 500_000.0),
+        written_bytes=figure(None, 1_048_560.0),
+        tables=(
+            table("user", 2, {"dram": figure(0.5, 0.49), "scm": figure(0.35, 0.352)}),
+            table("item", 1, {"dram": figure(0.996, 0.9957), "scm": figure(0.0, 0.0)}),
+        ),
+        warnings=("the plan is of eviction by next_use (lookahead 64, depth 2), this run evicted by lru",),
+    )
+    golden("train_planned.txt", training_report(dataclasses.replace(TRAINING, plan=plan)))
 
 
 def demo_result(**changes):

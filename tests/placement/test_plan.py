@@ -4,7 +4,7 @@ import json
 import pytest
 
 import mtrains
-from mtrains.errors import FormatError, StateError
+from mtrains.errors import FormatError
 from mtrains.placement.plan import PlacementPlan
 
 WORKLOAD = mtrains.Workload(writer_bytes=0, compute_seconds=1e-4)
@@ -82,15 +82,6 @@ def test_what_is_no_plan_is_refused(tmp_path, text, message):
         PlacementPlan.load(tmp_path / "plan.json")
 
 
-def test_a_plan_of_other_tables_is_refused_by_name(made):
-    own = {table.name: (table.num_embeddings, table.embedding_dim) for table in made.tables}
-    made.check_tables(own)
-    with pytest.raises(StateError, match="table 't1': planned 8,000 rows x 16, here 9 rows x 16"):
-        made.check_tables({**own, "t1": (9, 16)})
-    with pytest.raises(StateError, match="table 'u': planned not at all"):
-        made.check_tables({**own, "u": (9, 16)})
-
-
 def test_a_profile_without_the_curves_is_refused_with_the_command(cases, tables):
     workload = dataclasses.replace(WORKLOAD, batch_size=999)
     with pytest.raises(ValueError, match="make the profile with batch size 999, lookahead 64, depth 2"):
@@ -104,31 +95,3 @@ def test_a_cliff_in_a_curve_is_warned_of(cases, tables):
     cliff = dataclasses.replace(tables[0], curves=(dataclasses.replace(curve, hits=hits, fetches=fetches),))
     made = mtrains.plan(cases.profile([cliff]), cases.machine(dram=1.2e6), workload=WORKLOAD)
     assert "curve of table 't0' is not concave, gap 0." in made.warnings[0]
-
-
-def test_the_plans_bytes_are_those_that_a_store_allocates(cases):
-    """Budgets of the plan, a store, every row touched: slots and directory take what the plan said."""
-    import torch
-
-    tables = [cases.table(f"t{n}", rows=4096 * (n + 1), unique=300.0, power=0.5) for n in range(3)]
-    made = mtrains.plan(cases.profile(tables), cases.machine(dram=1.5e6), workload=WORKLOAD)
-    budgets = made.budgets()
-    total = sum(own["dram"] for own in budgets.values())
-    assert total == made.tiers[0].slot_bytes
-    with mtrains.Store(dram=total, seed=0, budgets=budgets) as store:
-        bags = [
-            mtrains.TieredEmbeddingBag(
-                one.num_embeddings, one.embedding_dim, mode="sum", store=store, name=one.name
-            )
-            for one in made.tables
-        ]
-        optimizer = mtrains.optim.RowWiseAdagrad([p for bag in bags for p in bag.parameters()], lr=0.1)
-        for _ in range(2):
-            for bag in bags:
-                for ids in torch.arange(bag.num_embeddings).split(250):
-                    bag(ids[:, None]).sum().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-        dram = store.stats().to_dict()["tiers"]["dram"]
-    assert [table.resident for table in made.tables] == [True, False, False]
-    assert dram["used_bytes"] == total
