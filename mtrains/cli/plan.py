@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtrains.cli.plan_probe import run_probe
 from mtrains.cli.usage import UsageError, usage_errors
 
 if TYPE_CHECKING:
@@ -58,16 +59,30 @@ def plan(
         float | None, typer.Option(help="With --nodes, unique rows of a batch over its lookups.", min=1e-6, max=1)
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="With --nodes, of weights: float32 or float16.")] = None,
+    probe: Annotated[
+        str | None,
+        typer.Option(help="Measure this machine and this folder's disk; -o writes its topology.", metavar="FOLDER"),
+    ] = None,
+    probe_seconds: Annotated[
+        float | None, typer.Option(help="With --probe, of each measurement; 3 by default.", min=0.1)
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Place each table of a profile on a machine's tiers, or count the servers that a model needs.
+    """Place each table of a profile on a machine's tiers, count the servers that a model needs, or measure a machine.
 
     Exit code 1 and the numbers where no placement meets the limits or the rate.
     """
     from mtrains.placement.workload import Workload
 
-    if (profile is None) == (nodes is None):
-        raise UsageError("give a PROFILE to place, or --nodes MODEL to count servers")
+    if sum(one is not None for one in (profile, nodes, probe)) != 1:
+        raise UsageError("give a PROFILE to place, --nodes MODEL to count servers, or --probe FOLDER to measure one")
+    if probe_seconds is not None and probe is None:
+        raise UsageError("--probe-seconds goes with --probe")
+    if probe is not None:
+        if topology is not None or server or target_rate is not None:
+            raise UsageError("--probe measures and places nothing: use its file as --topology afterwards")
+        run_probe(probe, probe_seconds, output, json=json)
+        return
     with usage_errors():
         workload = Workload(
             batch_size=batch_size,

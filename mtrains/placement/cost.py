@@ -96,7 +96,8 @@ def _compute_loads(problem: Problem, misses: Array, pages: float) -> list[Load]:
     if topology.cpu is not None:
         cpu = topology.cpu
         seconds = (
-            cpu.seconds_per_hit * float(problem.unique.sum())
+            problem.cpu_base_seconds
+            + cpu.seconds_per_hit * float(problem.unique.sum())
             + (cpu.seconds_per_miss + cpu.seconds_per_eviction) * first
             + (cpu.seconds_per_read * pages if topology.log is not None else 0.0)
         )

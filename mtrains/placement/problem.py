@@ -84,6 +84,12 @@ class Problem:
             return given
         return 0.0 if limit is None else self.batch_size / limit
 
+    @property
+    def cpu_base_seconds(self) -> float:
+        """Core seconds of a step that the computation takes where the same cores move rows meanwhile."""
+        cpu, computes = self.topology.cpu, self.topology.slots[0].tier == "dram"
+        return self.compute_seconds * cpu.cores if cpu is not None and computes and self.workload.depth else 0.0
+
     def hits(self, cumulative: Array) -> Array:
         """Return the hits of each table with so many rows held: float[J] of float[J]."""
         pairs = zip(cumulative, self.curves, strict=True)

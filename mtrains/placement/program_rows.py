@@ -155,7 +155,8 @@ class ProgramRows:
             a_miss = cpu.seconds_per_miss + cpu.seconds_per_eviction
             a_read = cpu.seconds_per_read if topology.log is not None else 0.0
             row = -self._sum([0], a_miss * self.gain) - self._sum(self._all_tiers, a_read * self.page_gain)
-            limits.append((row, (cpu.seconds_per_hit + a_miss) * unique + a_read * pages, cpu.cores))
+            base = problem.cpu_base_seconds + (cpu.seconds_per_hit + a_miss) * unique + a_read * pages
+            limits.append((row, base, cpu.cores))
         if topology.network_bytes_per_second is not None:
             amount = problem.workload.network_bytes_per_sample * problem.batch_size
             limits.append((self._none(), amount, topology.network_bytes_per_second))

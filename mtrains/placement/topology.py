@@ -95,7 +95,10 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """Cores, and the seconds of one core that each event takes. 0: not measured, not counted."""
+    """Cores, and the seconds of one core that each event takes. 0: not measured, not counted.
+
+    seconds_per_hit: beyond what the row takes in a table that is held whole, which is a step's compute_seconds.
+    """
 
     cores: float
     seconds_per_hit: float = 0.0

@@ -134,7 +134,7 @@ def test_nodes_take_a_model_with_other_figures_or_a_profile(capsys, files):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan"], "give a PROFILE to place, or --nodes MODEL"),
+        (["plan"], "give a PROFILE to place, --nodes MODEL"),
         (["plan", "PROFILE"], "--topology says on what to place"),
         (["plan", "PROFILE", "--topology", "nope"], "no topology 'nope'"),
         (["plan", "PROFILE", "--topology", "reference", "--optimizer", "adam"], "optimizer must be one of none, sgd"),
