@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtrains.cli.plan_place import PlanOutputs, run_plan
 from mtrains.cli.plan_probe import run_probe
 from mtrains.cli.usage import UsageError, usage_errors
 
@@ -32,6 +32,12 @@ def plan(
     ] = None,
     target_rate: Annotated[float | None, typer.Option(help="Samples a second to reach.", min=1e-3)] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write the plan there.", metavar="FILE")] = None,
+    html: Annotated[
+        str | None, typer.Option(help="Write one page with pictures, tables and what-if figures there.", metavar="FILE")
+    ] = None,
+    pictures: Annotated[
+        str | None, typer.Option(help="Write the plan's pictures there, as PNG and SVG.", metavar="FOLDER")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples a step, of all ranks.", min=1)] = None,
     optimizer: Annotated[str, typer.Option(help="Whose state rows carry.")] = "rowwise_adagrad",
     policy: Annotated[
@@ -78,6 +84,8 @@ def plan(
         raise UsageError("give a PROFILE to place, --nodes MODEL to count servers, or --probe FOLDER to measure one")
     if probe_seconds is not None and probe is None:
         raise UsageError("--probe-seconds goes with --probe")
+    if (html or pictures) and profile is None:
+        raise UsageError("--html and --pictures show where tables live: they go with a PROFILE")
     if probe is not None:
         if topology is not None or server or target_rate is not None:
             raise UsageError("--probe measures and places nothing: use its file as --topology afterwards")
@@ -103,7 +111,8 @@ def plan(
             raise UsageError("--server, --lookups, --distinct-share, --dtype and --compute-limit go with --nodes")
         if topology is None:
             raise UsageError("--topology says on what to place: a preset or a file")
-        _place(profile, topology, target_rate, workload, output, json)
+        outputs = PlanOutputs(file=output, html=html, pictures=pictures, json=json)
+        run_plan(profile, topology, target_rate, workload, outputs)
         return
     assert nodes is not None
     if topology is not None or output is not None or compute_seconds is not None:
@@ -111,28 +120,6 @@ def plan(
     if target_rate is None:
         raise UsageError("--nodes needs --target-rate, samples a second")
     _count(nodes, server or [], target_rate, workload, compute_limit, (lookups, distinct_share, dtype), json)
-
-
-def _place(
-    path: str, topology: str, target_rate: float | None, workload: Workload, output: str | None, json: bool
-) -> None:
-    from mtrains.cli.render import print_json
-    from mtrains.cli.render_plan import print_plan
-    from mtrains.placement.planner import plan as place
-    from mtrains.placement.topology_file import load_topology
-    from mtrains.profiler.profile import LocalityProfile
-
-    with usage_errors():
-        machine = load_topology(topology)
-    made = place(LocalityProfile.load(path), machine, target_samples_per_second=target_rate, workload=workload)
-    for warning in made.warnings:
-        print(f"mtrains: warning: {warning}", file=sys.stderr)
-    if output is not None:
-        made.save(output)
-    if json:
-        print_json(made.to_dict())
-    else:
-        print_plan(made)
 
 
 def _count(

@@ -15,7 +15,7 @@ from mtrains.placement.feasibility import describe_amount
 from mtrains.placement.plan import PlacementPlan, TablePlacement
 from mtrains.units import format_bytes
 
-__all__ = ["plan_report", "print_plan"]
+__all__ = ["describe_workload", "format_rate", "format_time", "plan_report", "print_plan"]
 
 
 def print_plan(plan: PlacementPlan) -> None:
@@ -29,10 +29,10 @@ def plan_report(plan: PlacementPlan) -> RenderableType:
     lines = [
         ("topology", str(plan.topology["name"])),
         ("profile", plan.profile_source or "-"),
-        ("workload", _workload(plan.workload)),
+        ("workload", f"\n{'':<10} ".join(describe_workload(plan.workload))),
         (
             "step",
-            f"{_time(plan.step_seconds)}, {_rate(plan.samples_per_second)}"
+            f"{format_time(plan.step_seconds)}, {format_rate(plan.samples_per_second)}"
             + (f" (target {target:,.0f})" if target is not None else ""),
         ),
         ("limit", f"{plan.binding}; fastest step within {100 * plan.gap_ratio:.2f} % of the bound"),
@@ -49,12 +49,13 @@ def plan_report(plan: PlacementPlan) -> RenderableType:
     )
 
 
-def _workload(workload: Mapping[str, Any]) -> str:
+def describe_workload(workload: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what a plan is for, in two lines."""
     return (
         f"batch {workload['batch_size']:,}, {workload['optimizer']}, {workload['policy']} lookahead "
-        f"{workload['lookahead']}, depth {workload['depth']}\n"
-        f"{'':<10} write amplification {workload['write_amplification']:g}, log "
-        f"{100 * workload['live_ratio']:.0f} % live, {workload['keep']} checkpoints kept"
+        f"{workload['lookahead']}, depth {workload['depth']}",
+        f"write amplification {workload['write_amplification']:g}, log "
+        f"{100 * workload['live_ratio']:.0f} % live, {workload['keep']} checkpoints kept",
     )
 
 
@@ -77,7 +78,7 @@ def _tiers(plan: PlacementPlan) -> Table:
             format_bytes(tier.slot_bytes),
             format_bytes(tier.index_bytes),
             format_bytes(sum(tier.fixed_bytes.values())),
-            f"{_time(tier.next_gib_seconds)} a step",
+            f"{format_time(tier.next_gib_seconds)} a step",
         )
     if plan.log_capacity_bytes:
         table.add_row("log", str(plan.topology["log"]["device"]), format_bytes(plan.log_capacity_bytes), "", "",
@@ -98,7 +99,7 @@ def _limits(plan: PlacementPlan) -> Table:
             limit.name,
             "" if limit.name == "compute" else describe_amount(limit.amount, limit.unit),
             "" if limit.name == "compute" else describe_amount(limit.rate, f"{limit.unit}/s"),
-            _time(limit.seconds),
+            format_time(limit.seconds),
             f"{100 * limit.seconds / plan.step_seconds:.1f} %",
         )
     return table
@@ -130,14 +131,14 @@ def _reasons(plan: PlacementPlan) -> Text:
 def _baselines(step_seconds: float, fetches: float, baselines: Mapping[str, Mapping[str, float]]) -> Table:
     columns = ("step", "fetches a step", "of the plan's step")
     table = _table("against placements without a planner", ("placement",), columns)
-    table.add_row("this plan", _time(step_seconds), f"{fetches:,.0f}", "1.00x")
+    table.add_row("this plan", format_time(step_seconds), f"{fetches:,.0f}", "1.00x")
     for name, figures in baselines.items():
         ratio = figures["step_seconds"] / step_seconds if step_seconds else 1.0
-        table.add_row(name, _time(figures["step_seconds"]), f"{figures['fetches']:,.0f}", f"{ratio:.2f}x")
+        table.add_row(name, format_time(figures["step_seconds"]), f"{figures['fetches']:,.0f}", f"{ratio:.2f}x")
     return table
 
 
-def _time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return a time in s, ms or us with three digits."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1:
@@ -145,7 +146,8 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def _rate(samples_per_second: float | None) -> str:
+def format_rate(samples_per_second: float | None) -> str:
+    """Return samples a second for people; None: no limit is known that takes any time."""
     return "no limit takes any time" if samples_per_second is None else f"{samples_per_second:,.0f} samples/s"
 
 
