@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mtrains import _native
 from mtrains.profiler.profile import LocalityCurve
-from mtrains.profiler.reuse import pinned_rows
+from mtrains.profiler.reuse import FIRST, pinned_rows
 
 __all__ = ["POLICY", "CurveSpec", "MeasuredCurve", "TrackedBatches", "measure_curve"]
 
@@ -94,7 +94,7 @@ def measure_curve(batches: TrackedBatches, spec: CurveSpec, rows_per_block: int)
     begins = batches.trace.begins().astype(np.int64)
     batch_of = np.repeat(np.arange(len(begins) - 1), np.diff(begins))
     of_access = weights[batches.strata]
-    new = float(of_access[times == 0xFFFFFFFF].sum())
+    new = min(total, float(of_access[times == FIRST].sum()))
     capacities = _capacities(batches, spec, total / batches.num_batches)
     points = [_Point.simulate(batches, spec, capacity, rows_per_block) for capacity in capacities]
     hits = [float((weights * point.hits).sum()) for point in points]

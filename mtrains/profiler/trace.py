@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from mtrains.errors import MtrainsError
 
-__all__ = ["Trace", "TraceError", "read_trace"]
+__all__ = ["REMEDY", "TRACE_COLUMNS", "Trace", "TraceError", "check_integers", "import_parquet", "read_trace"]
 
-_COLUMNS = ("table", "row", "sample")
-_REMEDY = "a trace has the integer column row, and where they matter table (integers or names) and sample"
+TRACE_COLUMNS = ("table", "row", "sample")
+REMEDY = "a trace has the integer column row, and where they matter table (integers or names) and sample"
 
 
 class TraceError(MtrainsError, ValueError):
@@ -72,13 +72,13 @@ def read_trace(path: str) -> Trace:
     """
     columns = _read_parquet(path) if Path(path).suffix == ".parquet" else _read_npz(path)
     if "row" not in columns:
-        raise TraceError(f"{path} has no column row: {_REMEDY}")
+        raise TraceError(f"{path} has no column row: {REMEDY}")
     sizes = {name: values.shape for name, values in columns.items()}
     if len(set(sizes.values())) > 1 or columns["row"].ndim != 1:
         raise TraceError(f"{path}: the columns differ in shape or are not one-dimensional: {sizes}")
-    row = _integers(path, "row", columns["row"])
+    row = check_integers(path, "row", columns["row"])
     tables, table = _tables(path, columns.get("table"), len(row))
-    sample = _integers(path, "sample", columns["sample"]) if "sample" in columns else np.arange(len(row))
+    sample = check_integers(path, "sample", columns["sample"]) if "sample" in columns else np.arange(len(row))
     try:
         return Trace(tables=tables, table=table, row=row, sample=sample)
     except ValueError as error:
@@ -89,9 +89,9 @@ def _read_npz(path: str) -> dict[str, NDArray[Any]]:
     try:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
-            raise TraceError(f"{path} is one array: {_REMEDY}")
+            raise TraceError(f"{path} is one array: {REMEDY}")
         with file:
-            return {name: file[name] for name in _COLUMNS if name in file.files}
+            return {name: file[name] for name in TRACE_COLUMNS if name in file.files}
     except TraceError:
         raise
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -99,27 +99,32 @@ def _read_npz(path: str) -> dict[str, NDArray[Any]]:
 
 
 def _read_parquet(path: str) -> dict[str, NDArray[Any]]:
+    arrow, parquet = import_parquet()
     try:
-        arrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise TraceError("reading Parquet needs pyarrow: pip install 'mtrains[parquet]'") from None
-    try:
-        names = [name for name in _COLUMNS if name in parquet.read_schema(path).names]
+        names = [name for name in TRACE_COLUMNS if name in parquet.read_schema(path).names]
         table = parquet.read_table(path, columns=names)
     except arrow.ArrowException as error:
         raise TraceError(f"cannot read {path} as Parquet: {error}") from None
     columns = {}
     for name in names:
         if table.column(name).null_count:
-            raise TraceError(f"{path}: column {name} has nulls: {_REMEDY}")
+            raise TraceError(f"{path}: column {name} has nulls: {REMEDY}")
         columns[name] = np.asarray(table.column(name).to_numpy())
     return columns
 
 
-def _integers(path: str, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+def import_parquet() -> tuple[Any, Any]:
+    """Return the modules pyarrow and pyarrow.parquet. Raises: TraceError."""
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise TraceError("reading Parquet needs pyarrow: pip install 'mtrains[parquet]'") from None
+
+
+def check_integers(path: str, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the values of a column as int64; unsigned ones keep their bits. Raises: TraceError."""
     if values.dtype.kind not in "iu":
-        raise TraceError(f"{path}: column {name} holds {values.dtype}, no integers: {_REMEDY}")
+        raise TraceError(f"{path}: column {name} holds {values.dtype}, no integers: {REMEDY}")
     return np.ascontiguousarray(values.astype(np.int64, copy=False))
 
 
@@ -130,6 +135,6 @@ def _tables(path: str, values: NDArray[Any] | None, size: int) -> tuple[tuple[st
     if values.dtype.kind == "O":
         values = values.astype(str)
     if values.dtype.kind not in "iuU":
-        raise TraceError(f"{path}: column table holds {values.dtype}, neither integers nor names: {_REMEDY}")
+        raise TraceError(f"{path}: column table holds {values.dtype}, neither integers nor names: {REMEDY}")
     names, numbers = np.unique(values, return_inverse=True)
     return tuple(str(name) for name in names), numbers.astype(np.uint32)

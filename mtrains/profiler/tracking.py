@@ -9,13 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrains import _native
+from mtrains.errors import MtrainsError
 from mtrains.profiler.profile import DTYPE_BYTES
 
-__all__ = ["BATCH_FACTORS", "LookupTracker", "TableLayout", "TrackingSpec", "batch_sizes"]
+__all__ = ["BATCH_FACTORS", "LookupTracker", "OutsideTableError", "TableLayout", "TrackingSpec", "batch_sizes"]
 
 BATCH_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _PAGE_BYTES = 4096
 _BLOCK_BYTES = 4080  # of a page of the log, without its header (docs/file-format.md)
+
+
+class OutsideTableError(MtrainsError, IndexError):
+    """A lookup is of a row that the table does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +119,7 @@ class LookupTracker:
     def add(self, table: int, rows: NDArray[np.int64], samples: NDArray[np.int64]) -> None:
         """Track lookups of rows[i] by sample samples[i]; samples ascend, over all calls for a table.
 
-        Nothing happens once the tracker is `full`. Raises: IndexError for a row outside the table.
+        Nothing happens once the tracker is `full`. Raises: OutsideTableError naming the first.
         """
         if self.full or not len(rows):
             return
@@ -122,17 +127,18 @@ class LookupTracker:
         if shape.num_embeddings is not None:
             outside = np.flatnonzero((rows < 0) | (rows >= shape.num_embeddings))
             if outside.size:
-                raise IndexError(
+                raise OutsideTableError(
                     f"table {shape.name!r}, sample {samples[outside[0]]}: row {rows[outside[0]]} is not in "
                     f"[0, {shape.num_embeddings})"
                 )
         self.tracked[table].add(np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(samples, np.int64))
+        self.num_samples = max(self.num_samples, int(samples[-1]) + 1)
 
     def end_samples(self, num_samples: int) -> None:
         """Say that the lookups of the first `num_samples` samples are in; keeps the memory bounded."""
         if self.full:
             return
-        self.num_samples = num_samples
+        self.num_samples = max(self.num_samples, num_samples)
         if self._num_accesses() <= self.spec.max_accesses:
             return
         for table in self.tracked:

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::size_t kMaxRecent = std::size_t{1} << 16;  // entries that outlive their batch, at most
 constexpr std::uint64_t kPageSampling = 8;                // one page of so many is counted
+constexpr std::uint32_t kSlack = 8;  // one of so many sampled rows leaves at least when there is no room
 constexpr std::uint64_t kMaxTime = 0xfffffffeu;
 
 // The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
@@ -130,10 +131,10 @@ void TrackedTable::track(std::int64_t row, std::uint32_t time) {
   ++uses_[number];
   accesses_.push_back(number);
   times_.push_back(time);
-  if (sampled_ && num_rows() > spec_.max_rows) keep(choose());
+  if (sampled_ && num_rows() > spec_.max_rows) keep(choose(/*with_slack=*/true));
 }
 
-TrackedTable::Choice TrackedTable::choose() const {
+TrackedTable::Choice TrackedTable::choose(bool with_slack) const {
   Choice choice{std::vector<std::uint32_t>(num_rows(), kUntracked), 0, num_hot_, weight_};
   if (num_rows() <= spec_.max_rows) {
     std::iota(choice.numbers.begin(), choice.numbers.end(), 0u);
@@ -147,7 +148,7 @@ TrackedTable::Choice TrackedTable::choose() const {
     std::iota(by_uses.begin(), by_uses.end(), 0u);
     choice.num_hot = spec_.hot_rows;
     std::partial_sort(by_uses.begin(), by_uses.begin() + choice.num_hot, by_uses.end(), [&](auto a, auto b) {
-      return uses_[a] != uses_[b] ? uses_[a] > uses_[b] : hash(rows_[a]) < hash(rows_[b]);
+      return uses_[a] != uses_[b] ? uses_[a] > uses_[b] : a < b;  // not by hash: it chooses the others
     });
     for (std::uint32_t i = 0; i < choice.num_hot; ++i) choice.numbers[by_uses[i]] = i;
   }
@@ -156,7 +157,8 @@ TrackedTable::Choice TrackedTable::choose() const {
     if (choice.numbers[number] == kUntracked) others.emplace_back(hash(rows_[number]), number);
   }
   // The least weight whose limit leaves no more than there is room for.
-  const std::uint32_t room = spec_.max_rows - choice.num_hot;
+  const std::uint32_t most = spec_.max_rows - choice.num_hot;
+  const std::uint32_t room = with_slack ? std::max(1u, most - most / kSlack) : most;
   std::nth_element(others.begin(), others.begin() + room, others.end());
   const std::uint64_t weight = ~std::uint64_t{0} / std::max<std::uint64_t>(others[room].first, 1) + 1;
   choice.weight = static_cast<std::uint32_t>(std::min<std::uint64_t>(weight, 0x7fffffffu));
@@ -200,7 +202,7 @@ void TrackedTable::keep(const Choice& choice) {
 
 void TrackedTable::sample() {
   if (sampled_ || num_rows() <= spec_.max_rows) return;
-  keep(choose());
+  keep(choose(/*with_slack=*/true));
   accesses_.shrink_to_fit();
   times_.shrink_to_fit();
   sampled_ = true;
@@ -224,7 +226,7 @@ void TrackedTable::coarsen() {
 }
 
 TrackedAccesses TrackedTable::tracked() const {
-  const Choice choice = choose();
+  const Choice choice = choose(/*with_slack=*/false);
   TrackedAccesses tracked;
   tracked.num_hot = choice.num_hot;
   tracked.weight = choice.weight;

@@ -137,8 +137,70 @@ TEST(all_rows_fit) {
   }
 }
 
+TEST(rows_of_several_slots_are_a_cache_of_as_many_fewer) {
+  std::mt19937 random(8);
+  for (int round = 0; round < 60; ++round) {
+    const AccessTrace trace = trace_of(random_batches(random, 60, 12, 60));
+    SimulationSpec spec;
+    spec.capacity = 1 + random() % 40;
+    spec.lookahead = random() % 5;
+    spec.depth = random() % 4;
+    spec.rows_per_block = 4;
+    const SimulationCounts one = Simulator(trace, spec).run();
+    spec.capacity = 7 * spec.capacity + random() % 7;
+    spec.weights.assign(trace.num_tables(), 7);
+    const SimulationCounts seven = Simulator(trace, spec).run();
+    CHECK(one.hits == seven.hits && one.fetches == seven.fetches && one.evictions == seven.evictions);
+    CHECK_EQ(one.block_reads, seven.block_reads);
+    for (std::size_t i = 0; i < one.batches.size(); ++i) {
+      CHECK_EQ(7 * one.batches[i].hits, seven.batches[i].hits);
+      CHECK_EQ(7 * one.batches[i].fetches, seven.batches[i].fetches);
+    }
+  }
+}
+
+TEST(rows_of_any_weights_are_counted_once) {
+  std::mt19937 random(9);
+  for (int round = 0; round < 200; ++round) {
+    const AccessTrace trace = trace_of(random_batches(random, 50, 12, 60));
+    SimulationSpec spec;
+    spec.capacity = 1 + random() % 60;
+    spec.lookahead = random() % 5;
+    spec.depth = random() % 4;
+    spec.evict_after = spec.depth == 0 && random() % 2;
+    spec.weights = {1, static_cast<std::uint32_t>(1 + random() % 9),
+                    static_cast<std::uint32_t>(1 + random() % 99)};
+    const SimulationCounts counts = Simulator(trace, spec).run();
+    CHECK_EQ(sum(counts.hits) + misses(counts), trace.num_unique());
+    CHECK_EQ(sum(counts.new_rows), trace.num_rows());
+  }
+}
+
+TEST(fetches_of_a_batch_that_lie_in_one_block_are_one_read) {
+  // Two groups of four rows take turns in room for one: each group leaves as it came and comes back from one
+  // block.
+  Batches batches;
+  for (int i = 0; i < 10; ++i) {
+    batches.push_back(i % 2 ? std::vector<std::int64_t>{1, 2, 3, 4} : std::vector<std::int64_t>{5, 6, 7, 8});
+  }
+  const AccessTrace trace = trace_of(batches);
+  for (const auto& [rows_per_block, reads] : {std::pair{4u, 8u}, {2u, 16u}, {1u, 32u}}) {
+    SimulationSpec spec;
+    spec.capacity = 4;
+    spec.rows_per_block = rows_per_block;
+    const SimulationCounts counts = Simulator(trace, spec).run();
+    CHECK_EQ(sum(counts.fetches), 32u);
+    CHECK_EQ(counts.block_reads, reads);
+  }
+}
+
 TEST(specs_that_mean_nothing_are_refused) {
   const AccessTrace trace = trace_of({{1}});
+  SimulationSpec weightless;
+  weightless.weights = {0, 1, 1};
+  CHECK_THROWS(Simulator(trace, weightless), std::invalid_argument);
+  weightless.weights = {1};
+  CHECK_THROWS(Simulator(trace, weightless), std::invalid_argument);
   CHECK_THROWS(Simulator(trace, {.capacity = 0}), std::invalid_argument);
   CHECK_THROWS(Simulator(trace, {.depth = kMaxDepth + 1}), std::invalid_argument);
   CHECK_THROWS(Simulator(trace, {.depth = 1, .evict_after = true}), std::invalid_argument);

@@ -87,7 +87,8 @@ class TrackedTable {
   void begin_batches(std::int64_t sample);
   void count_unique(std::int64_t row, std::int64_t sample);
   void track(std::int64_t row, std::uint32_t time);
-  Choice choose() const;
+  // with_slack: leaves room for rows to come, so that not each of them costs a pass over all accesses.
+  Choice choose(bool with_slack) const;
   void keep(const Choice& choice);
 
   const TrackingSpec spec_;
