@@ -1,36 +1,19 @@
 #include "mtrains/delta_run.h"
 
 #include <algorithm>
+#include <bit>
+
+#include "radix_sort.h"
 
 namespace mtrains {
 namespace {
 
-constexpr std::size_t kMinTail = 1 << 16;       // entries
-constexpr std::size_t kChunkBytes = 256 << 10;  // freed one by one as they are read
-constexpr std::size_t kEntryBytes = 9 + 6;      // at most
-constexpr std::size_t kLocationBytes = 6;
+constexpr std::size_t kMinTail = 1 << 18;  // entries
+
+static_assert(std::endian::native == std::endian::little, "locations are stored by their low bytes");
+static_assert(kLocationBits <= 48);
 
 }  // namespace
-
-bool DeltaRun::Reader::next(Entry& entry) {
-  while (chunk_ < chunks_->size() && at_ == (*chunks_)[chunk_].size()) {
-    ++chunk_;
-    at_ = 0;
-  }
-  if (chunk_ == chunks_->size()) return false;
-  const Chunk& bytes = (*chunks_)[chunk_];
-  std::uint64_t distance = 0;
-  for (int shift = 0;; shift += 7) {
-    const std::uint8_t byte = bytes[at_++];
-    distance |= std::uint64_t{byte & 0x7fu} << shift;
-    if ((byte & 0x80u) == 0) break;
-  }
-  key_ += distance;
-  Location location = 0;
-  for (std::size_t i = 0; i < kLocationBytes; ++i) location |= Location{bytes[at_++]} << (8 * i);
-  entry = {key_, location};
-  return true;
-}
 
 void DeltaRun::add(std::uint64_t key, Location location) {
   const std::size_t limit = std::max(kMinTail, num_encoded_ / 4);
@@ -48,25 +31,48 @@ void DeltaRun::append(const DeltaRun& later) {
 }
 
 void DeltaRun::encode(std::uint64_t key, Location location) {
-  if (chunks_.empty() || chunks_.back().size() + kEntryBytes > kChunkBytes) {
-    chunks_.emplace_back();
-    chunks_.back().reserve(kChunkBytes);
+  if (chunks_.empty() || chunks_.back().size + kEntryBytes > kChunkBytes) {
+    chunks_.push_back({std::unique_ptr<std::uint8_t[]>(new std::uint8_t[kChunkBytes])});
   }
-  Chunk& bytes = chunks_.back();
+  Chunk& chunk = chunks_.back();
+  std::uint8_t* to = chunk.bytes.get() + chunk.size;
   std::uint64_t distance = key - last_key_;
-  for (; distance >= 0x80u; distance >>= 7) bytes.push_back(static_cast<std::uint8_t>(distance | 0x80u));
-  bytes.push_back(static_cast<std::uint8_t>(distance));
-  for (std::size_t i = 0; i < kLocationBytes; ++i)
-    bytes.push_back(static_cast<std::uint8_t>(location >> (8 * i)));
+  for (; distance >= 0x80u; distance >>= 7) *to++ = static_cast<std::uint8_t>(distance | 0x80u);
+  *to++ = static_cast<std::uint8_t>(distance);
+  std::memcpy(to, &location, sizeof location);
+  chunk.size = static_cast<std::size_t>(to - chunk.bytes.get()) + kLocationBytes;
   last_key_ = key;
   ++num_encoded_;
 }
 
+// Stable: of one key the last to come is the newest, and stands last.
+std::vector<DeltaRun::Entry> DeltaRun::take_sorted_tail() {
+  std::uint64_t lowest = tail_.front().first, highest = lowest;
+  for (const Entry& entry : tail_) {
+    lowest = std::min(lowest, entry.first);
+    highest = std::max(highest, entry.first);
+  }
+  const RadixDigits digits =
+      RadixDigits::choose(static_cast<unsigned>(std::bit_width(highest - lowest)), tail_.size());
+  RadixScratch<Entry> scratch;
+  scratch.elements = std::move(tail_);
+  tail_ = {};
+  const std::size_t n = scratch.elements.size();
+  scratch.other.resize(n);
+  scratch.bins.assign(std::size_t{digits.passes} << digits.digit_bits, 0);
+  const auto key_of = [lowest](const Entry& entry) { return entry.first - lowest; };
+  const Entry* sorted = with_passes(digits.passes, [&]<unsigned kPasses>() {
+    for (const Entry& entry : scratch.elements)
+      RadixScratch<Entry>::count<kPasses>(scratch.bins.data(), digits, key_of(entry));
+    return scratch.sort(n, digits, key_of);
+  });
+  return std::move(sorted == scratch.elements.data() ? scratch.elements : scratch.other);
+}
+
 void DeltaRun::merge_tail() {
   if (tail_.empty()) return;
-  // Of one key the last to come is the newest, and stands last.
-  std::stable_sort(tail_.begin(), tail_.end(),
-                   [](const Entry& x, const Entry& y) { return x.first < y.first; });
+  const std::vector<Entry> sorted = take_sorted_tail();
+  const std::size_t n = sorted.size();
   std::vector<Chunk> before = std::move(chunks_);
   chunks_.clear();
   num_encoded_ = 0;
@@ -76,23 +82,23 @@ void DeltaRun::merge_tail() {
   std::size_t freed = 0;
   const auto read = [&] {
     const bool more = reader.next(old);
-    for (; freed < reader.chunk(); ++freed) Chunk().swap(before[freed]);
+    for (; freed < reader.chunk(); ++freed) before[freed].bytes.reset();
     return more;
   };
   bool more = read();
-  for (std::size_t i = 0; i < tail_.size(); ++i) {
-    if (i + 1 < tail_.size() && tail_[i + 1].first == tail_[i].first) continue;
-    for (; more && old.first < tail_[i].first; more = read()) encode(old.first, old.second);
-    if (more && old.first == tail_[i].first) more = read();
-    encode(tail_[i].first, tail_[i].second);
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto [key, location] = sorted[i];
+    if (i + 1 < n && sorted[i + 1].first == key) continue;
+    for (; more && old.first < key; more = read()) encode(old.first, old.second);
+    if (more && old.first == key) more = read();
+    encode(key, location);
   }
   for (; more; more = read()) encode(old.first, old.second);
-  std::vector<Entry>().swap(tail_);
 }
 
 std::size_t DeltaRun::memory_bytes() const {
   std::size_t bytes = tail_.capacity() * sizeof(Entry);
-  for (const Chunk& chunk : chunks_) bytes += chunk.capacity();
+  for (const Chunk& chunk : chunks_) bytes += chunk.bytes != nullptr ? kChunkBytes : 0;
   return bytes;
 }
 

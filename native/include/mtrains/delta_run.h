@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -38,12 +40,38 @@ class DeltaRun {
   std::size_t memory_bytes() const;
 
  private:
-  using Chunk = std::vector<std::uint8_t>;
+  static constexpr std::size_t kChunkBytes = 256 << 10;  // freed one by one as they are read
+  static constexpr std::size_t kLocationBytes = 6;
+  // At most: the distance, and a location as a word of which the next entry overwrites two bytes.
+  static constexpr std::size_t kEntryBytes = 9 + 8;
+
+  struct Chunk {
+    std::unique_ptr<std::uint8_t[]> bytes;
+    std::size_t size = 0;
+  };
 
   class Reader {
    public:
     explicit Reader(const std::vector<Chunk>& chunks) : chunks_(&chunks) {}
-    bool next(Entry& entry);
+
+    bool next(Entry& entry) {
+      while (chunk_ < chunks_->size() && at_ == (*chunks_)[chunk_].size) {
+        ++chunk_;
+        at_ = 0;
+      }
+      if (chunk_ == chunks_->size()) return false;
+      const std::uint8_t* const begin = (*chunks_)[chunk_].bytes.get();
+      const std::uint8_t* from = begin + at_;
+      std::uint64_t distance = *from & 0x7fu;
+      for (int shift = 7; (*from++ & 0x80u) != 0; shift += 7)
+        distance |= std::uint64_t{*from & 0x7fu} << shift;
+      key_ += distance;
+      std::uint64_t word;
+      std::memcpy(&word, from, sizeof word);
+      entry = {key_, word & ((std::uint64_t{1} << (8 * kLocationBytes)) - 1)};
+      at_ = static_cast<std::size_t>(from - begin) + kLocationBytes;
+      return true;
+    }
     std::size_t chunk() const { return chunk_; }  // that it reads now: those before are done with
 
    private:
@@ -53,6 +81,7 @@ class DeltaRun {
   };
 
   void encode(std::uint64_t key, Location location);
+  std::vector<Entry> take_sorted_tail();
   void merge_tail();
 
   std::vector<Chunk> chunks_;
