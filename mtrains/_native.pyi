@@ -246,7 +246,8 @@ class Engine:
     # fills only entries that nothing else has set. Call again after every commit that moved base pages.
     def load_locations(self, table: int, rows: NDArray[np.uint64], locations: NDArray[np.uint64]) -> None: ...
     # --- log: writing (the writer thread)
-    def next_sealed(self, max_group: int, timeout_seconds: float) -> list[SealedSegment]: ...  # [] after the timeout or wake()
+    # Fewer than at_least after the timeout, wake(), or when room is needed.
+    def next_sealed(self, max_group: int, timeout_seconds: float, at_least: int = 1) -> list[SealedSegment]: ...
     def wake(self) -> None: ...
     def publish(self, numbers: Sequence[int], offsets: Sequence[int]) -> None: ...  # after their commit
     def requeue(self, segments: Sequence[SealedSegment]) -> None: ...  # their commit failed; they come again from next_sealed

@@ -23,7 +23,7 @@ from mtrains.tiers.segment_meta import SegmentMeta
 __all__ = ["LogWriter", "WriterCounters"]
 
 _GROUP_SEGMENTS = 16
-_MIN_GROUP = 4
+_MIN_GROUP = 8
 _GATHER_SECONDS = 0.2
 _MAX_DELETES = 64
 _IDLE_SECONDS = 0.5
@@ -225,16 +225,10 @@ class LogWriter:
 
     def _gather(self, present: int, ticket: Ticket[Any] | None) -> list[_native.SealedSegment]:
         """Wait a little for more segments, while they come: a commit costs the same for one and for several."""
-        gathered: list[_native.SealedSegment] = []
-        end = self._context.clock() + _GATHER_SECONDS
-        while present + len(gathered) < _MIN_GROUP and (left := end - self._context.clock()) > 0:
-            if ticket is not None and not ticket.job.waits:  # its last wake may be used up
-                break
-            more = self._engine.next_sealed(_GROUP_SEGMENTS - present - len(gathered), left)
-            if not more:  # time is up, or there is a job
-                break
-            gathered += more
-        return gathered
+        missing = _MIN_GROUP - present
+        if missing <= 0 or (ticket is not None and not ticket.job.waits):  # its last wake may be used up
+            return []
+        return self._engine.next_sealed(_GROUP_SEGMENTS - present, _GATHER_SECONDS, missing)
 
     def _step(self, ticket: Ticket[Any]) -> None:
         self.scarce = True  # until room is looked at again: jobs write, too

@@ -638,17 +638,17 @@ void bind_log(nb::class_<Engine>& engine) {
            nb::arg("locations").noconvert())
       .def(
           "next_sealed",
-          [](Engine& self, std::size_t max_group, double timeout_seconds) {
+          [](Engine& self, std::size_t max_group, double timeout_seconds, std::size_t at_least) {
             std::vector<std::shared_ptr<PendingSegment>> taken;
             {
               const nb::gil_scoped_release release;
-              taken = self.next_sealed(max_group, timeout_seconds);
+              taken = self.next_sealed(max_group, timeout_seconds, at_least);
             }
             nb::list list;
             for (auto& segment : taken) list.append(nb::cast(SealedSegment{std::move(segment)}));
             return list;
           },
-          "max_group"_a, "timeout_seconds"_a)
+          "max_group"_a, "timeout_seconds"_a, "at_least"_a = 1)
       .def("wake", &Engine::wake, Release())
       .def("publish", &Engine::publish, Release(), "numbers"_a, "offsets"_a)
       .def(

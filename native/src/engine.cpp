@@ -11,6 +11,7 @@ Engine::Engine(std::vector<TierSpec> tiers, int num_threads, std::uint32_t incar
     : threads_(num_threads),
       store_(std::make_unique<RowStore>(std::move(tiers), incarnation, epoch, max_pending, threads_)) {
   store_->wait_for_room = [this] { wait_for_room(); };
+  store_->log().on_sealed = [this] { tell_sealed(); };
 }
 
 Engine::~Engine() { close(); }
@@ -20,8 +21,8 @@ void Engine::close() {
     const std::lock_guard<std::mutex> lock(unless_inside(mutex_));
     closed_ = true;
     room_.notify_all();
-    sealed_.notify_all();
   }
+  signal();
   // A pass that waited has left by now; memory, descriptors and threads go with the last one.
   const std::lock_guard<std::mutex> pass(pass_mutex_);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -58,7 +59,7 @@ void Engine::set_num_threads(int num_threads) {
 void Engine::wait_for_room() {
   const auto begin = std::chrono::steady_clock::now();
   const auto ready = [this] { return closed_ || failure_code_ != 0 || store_->log().has_room(); };
-  sealed_.notify_all();
+  signal();
   room_.wait(*pass_lock_, ready);
   store_->log().counters().stall_seconds +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -115,6 +116,7 @@ std::uint64_t Engine::begin_checkpoint() {
 
 std::uint64_t Engine::sweep(std::size_t max_rows, double timeout_seconds) {
   auto lock = enter();
+  if (!store_->log().has_room()) signal();
   room_.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
                  [this] { return closed_ || failure_code_ != 0 || store_->log().has_room(); });
   check_open();
@@ -131,19 +133,36 @@ void Engine::check_whole() const {
 // --- the writer thread
 
 std::vector<std::shared_ptr<PendingSegment>> Engine::next_sealed(std::size_t max_group,
-                                                                 double timeout_seconds) {
-  auto lock = enter();
-  sealed_.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
-                   [this] { return closed_ || woken_ || store_->log().has_sealed(); });
-  woken_ = false;
-  check_open();
-  return store_->log().take_sealed(max_group);
+                                                                 double timeout_seconds,
+                                                                 std::size_t at_least) {
+  {
+    std::unique_lock<std::mutex> lock(signal_mutex_);
+    signal_.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
+                     [&] { return woken_ || num_sealed_ >= at_least; });
+    woken_ = false;
+  }
+  const auto lock = enter();
+  auto taken = store_->log().take_sealed(max_group);
+  tell_sealed();
+  return taken;
 }
 
 void Engine::wake() {
-  const std::lock_guard<std::mutex> lock(unless_inside(mutex_));
+  unless_inside(signal_mutex_);
+  signal();
+}
+
+void Engine::signal() {
+  const std::lock_guard<std::mutex> lock(signal_mutex_);
   woken_ = true;
-  sealed_.notify_all();
+  signal_.notify_all();
+}
+
+// REQUIRES: mutex_.
+void Engine::tell_sealed() {
+  const std::lock_guard<std::mutex> lock(signal_mutex_);
+  num_sealed_ = store_->log().num_sealed();
+  signal_.notify_all();
 }
 
 void Engine::publish(const std::vector<std::uint32_t>& numbers, const std::vector<std::uint64_t>& offsets) {
@@ -155,6 +174,7 @@ void Engine::publish(const std::vector<std::uint32_t>& numbers, const std::vecto
 void Engine::requeue(const std::vector<std::shared_ptr<PendingSegment>>& segments) {
   const auto lock = enter();
   store_->log().requeue(segments);
+  tell_sealed();
 }
 
 void Engine::fail(int code, const std::string& message) {
@@ -168,7 +188,6 @@ void Engine::recover() {
   const std::lock_guard<std::mutex> lock(mutex_);
   failure_code_ = 0;
   failure_.clear();
-  sealed_.notify_all();
 }
 
 }  // namespace mtrains

@@ -198,6 +198,7 @@ void SegmentLog::seal(std::uint64_t epoch) {
   sealed_.push_back(it->second);
   streams_.erase(it);
   ++counters_.segments_sealed;
+  if (on_sealed) on_sealed();
 }
 
 void SegmentLog::flush(std::uint64_t epoch, bool closes, std::size_t meta_bytes) {

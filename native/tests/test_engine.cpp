@@ -397,4 +397,27 @@ TEST(passes_that_wait_for_the_log_hear_of_its_failure) {
   CHECK_THROWS(engine.write_rows(0, rows.data(), 1, values.data()), StateError);
 }
 
+// Waits of a minute, which nothing but what they are for may end.
+TEST(the_writer_thread_hears_of_a_sealed_segment_and_of_what_needs_room_at_once) {
+  Engine engine(dram_of(std::uint64_t{2} << 20), 1, 1, 1, 4);
+  engine.add_table("t", 200000, 16, WeightType::kFloat32, RowInit{});
+  std::vector<std::int64_t> rows(200000);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(i);
+  const std::vector<float> values(rows.size() * 16, 1.0f);
+  std::thread writer([&engine] {
+    auto segments = engine.next_sealed(8, 60);
+    CHECK(!segments.empty());
+    for (std::size_t taken = 0; taken < 6; segments = engine.next_sealed(8, 60, 100)) {
+      for (const auto& segment : segments) {
+        const std::uint32_t number = segment->header.number;
+        engine.publish({number}, {kSegmentImageBytes * number + kValueOffset});
+      }
+      taken += segments.size();
+    }
+    engine.fail(28, "the disk is full");
+  });
+  CHECK_THROWS(engine.write_rows(0, rows.data(), rows.size(), values.data()), IoError);
+  writer.join();
+}
+
 TEST_MAIN()

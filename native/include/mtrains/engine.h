@@ -134,7 +134,10 @@ class Engine {
   std::uint64_t sweep(std::size_t max_rows, double timeout_seconds);
 
   // --- the writer thread
-  std::vector<std::shared_ptr<PendingSegment>> next_sealed(std::size_t max_group, double timeout_seconds);
+  // Waits until `at_least` segments are sealed, for wake(), or until a pass or sweep needs room; takes what
+  // is sealed then, if anything. One thread calls it.
+  std::vector<std::shared_ptr<PendingSegment>> next_sealed(std::size_t max_group, double timeout_seconds,
+                                                           std::size_t at_least = 1);
   void wake();
   void publish(const std::vector<std::uint32_t>& numbers, const std::vector<std::uint64_t>& offsets);
   void requeue(const std::vector<std::shared_ptr<PendingSegment>>& segments);
@@ -199,6 +202,8 @@ class Engine {
   // Returns the mutex; throws StateError if this thread is inside already.
   std::mutex& unless_inside(std::mutex& mutex) const;
   void wait_for_room();
+  void signal();
+  void tell_sealed();
   void check_open() const;
   void check_whole() const;
   Table& table_at(std::uint32_t table);
@@ -244,16 +249,19 @@ class Engine {
   std::unique_lock<std::mutex>* pass_lock_ = nullptr;  // of the pass in progress
   std::atomic<std::thread::id> pass_by_, locked_by_;   // who is inside; a pass that waits for room still is
   std::condition_variable room_;
-  std::condition_variable sealed_;
   ThreadPool threads_;
   std::unique_ptr<RowStore> store_;  // none once closed
   bool closed_ = false;
-  bool woken_ = false;
   bool changing_ = false;  // a step or write_rows is in progress
   bool torn_ = false;      // a step failed after it had changed rows
   int failure_code_ = 0;
   std::string failure_;
   EngineTimes times_;
+  // What next_sealed() waits for: apart from mutex_, which a pass may hold for long. Taken last.
+  std::mutex signal_mutex_;
+  std::condition_variable signal_;
+  std::size_t num_sealed_ = 0;  // of the log, guarded by signal_mutex_
+  bool woken_ = false;          // too
 };
 
 }  // namespace mtrains

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -133,8 +134,9 @@ class SegmentLog {
   void flush(std::uint64_t epoch, bool closes, std::size_t meta_bytes);
 
   // --- the writer thread
+  std::function<void()> on_sealed;  // called whenever num_sealed() has grown by a seal
   std::vector<std::shared_ptr<PendingSegment>> take_sealed(std::size_t max_group);
-  bool has_sealed() const { return !sealed_.empty(); }
+  std::size_t num_sealed() const { return sealed_.size(); }
   void requeue(const std::vector<std::shared_ptr<PendingSegment>>& segments);
   void publish(std::uint32_t number, std::uint64_t offset);
   std::uint32_t pending_segments(std::uint64_t epoch) const;
