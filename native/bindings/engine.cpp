@@ -276,7 +276,7 @@ nb::dict changes(Engine& engine, std::uint64_t epoch) {
     const nb::gil_scoped_release release;
     engine.locked([&](RowStore& store) {
       RowKey first = 0, end = 0;  // keys of the last table
-      store.log().delta(epoch).for_each([&](RowKey key, Location location) {
+      store.log().places()->for_each(epoch, [&](RowKey key, Location location) {
         if (key >= end) {
           const Table& table = store.table(store.table_of(key));
           first = table.first_key;

@@ -9,7 +9,8 @@ namespace mtrains {
 Engine::Engine(std::vector<TierSpec> tiers, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
                std::uint32_t max_pending)
     : threads_(num_threads),
-      store_(std::make_unique<RowStore>(std::move(tiers), incarnation, epoch, max_pending, threads_)) {
+      store_(std::make_unique<RowStore>(std::move(tiers), incarnation, epoch, max_pending, threads_)),
+      places_(store_->log().places()) {
   store_->wait_for_room = [this] { wait_for_room(); };
   store_->log().on_sealed = [this] { tell_sealed(); };
 }
@@ -27,6 +28,7 @@ void Engine::close() {
   const std::lock_guard<std::mutex> pass(pass_mutex_);
   const std::lock_guard<std::mutex> lock(mutex_);
   store_.reset();
+  places_->forget(~std::uint64_t{0});
   threads_.resize(1);
 }
 
@@ -120,7 +122,10 @@ std::uint64_t Engine::sweep(std::size_t max_rows, double timeout_seconds) {
   room_.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
                  [this] { return closed_ || failure_code_ != 0 || store_->log().has_room(); });
   check_open();
-  return store_->sweep(max_rows);
+  const std::uint64_t left = store_->sweep(max_rows);
+  lock.unlock();
+  places_->settle();  // whoever sweeps waits for the device in the end
+  return left;
 }
 
 void Engine::check_whole() const {
@@ -137,8 +142,13 @@ std::vector<std::shared_ptr<PendingSegment>> Engine::next_sealed(std::size_t max
                                                                  std::size_t at_least) {
   {
     std::unique_lock<std::mutex> lock(signal_mutex_);
-    signal_.wait_for(lock, std::chrono::duration<double>(timeout_seconds),
-                     [&] { return woken_ || num_sealed_ >= at_least; });
+    const auto ready = [&] { return woken_ || num_sealed_ >= at_least; };
+    if (!ready()) {
+      lock.unlock();
+      places_->settle();
+      lock.lock();
+    }
+    signal_.wait_for(lock, std::chrono::duration<double>(timeout_seconds), ready);
     woken_ = false;
   }
   const auto lock = enter();
@@ -166,9 +176,16 @@ void Engine::tell_sealed() {
 }
 
 void Engine::publish(const std::vector<std::uint32_t>& numbers, const std::vector<std::uint64_t>& offsets) {
-  const auto lock = enter();
-  for (std::size_t i = 0; i < numbers.size(); ++i) store_->log().publish(numbers[i], offsets[i]);
-  room_.notify_all();
+  std::vector<std::shared_ptr<PendingSegment>> published;
+  {
+    const auto lock = enter();
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      published.push_back(store_->log().publish(numbers[i], offsets[i]));
+    room_.notify_all();
+  }
+  for (const auto& segment : published)
+    places_->add(segment->header.epoch, segment->header.number, std::move(segment->places));
+  if (places_->overdue()) places_->settle();
 }
 
 void Engine::requeue(const std::vector<std::shared_ptr<PendingSegment>>& segments) {

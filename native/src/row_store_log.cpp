@@ -198,7 +198,7 @@ std::uint64_t RowStore::sweep_pool(SlotPool& pool, std::size_t max_rows) {
   each_record(pool, owing, [&](std::uint32_t slot, const std::byte* record) {
     if (full) return;
     if (log_.has_room()) {
-      append_slot(pool, slot, record);
+      append_slot(pool, slot, table_in(pool, slot), record);
     } else {
       full = true;
       next = std::max(slot, 1u);

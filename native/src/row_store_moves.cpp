@@ -262,7 +262,7 @@ void RowStore::settle_owed(Table& table, const std::uint32_t* slots, std::size_t
     if (pool.index.hot(slots[i]).stamp() == owed) owing.push_back(slots[i]);
   }
   each_record(pool, owing,
-              [&](std::uint32_t slot, const std::byte* record) { append_slot(pool, slot, record); });
+              [&](std::uint32_t slot, const std::byte* record) { append_slot(pool, slot, table, record); });
 }
 
 std::uint64_t RowStore::mark_dirty(Table& table, const std::uint32_t* slots, std::size_t begin,

@@ -75,13 +75,11 @@ bool RowStore::shrink(SlotPool& pool) {
   return true;
 }
 
-void RowStore::prefetch(const SlotPool& pool, std::uint32_t slot) const {
+void RowStore::prefetch(const SlotPool& pool, std::uint32_t slot, const Table& table) const {
   const std::byte* record = pool.record(slot);
   for (std::size_t at = 0; at < std::min(pool.stride, kPrefetchBytes); at += 64)
     __builtin_prefetch(record + at);
-  const RowKey key = pool.index.key(slot);
-  const Table& table = *tables_[table_of(key)];
-  __builtin_prefetch(table.directory.data() + (key - table.first_key), 1);
+  __builtin_prefetch(table.directory.data() + (pool.index.key(slot) - table.first_key), 1);
 }
 
 std::size_t RowStore::evict_oldest(SlotPool& pool, std::size_t wanted) {
@@ -89,6 +87,10 @@ std::size_t RowStore::evict_oldest(SlotPool& pool, std::size_t wanted) {
   // many as are asked for, since its copies are slow to start.
   const std::size_t most = std::min(wanted, pool.device != nullptr ? kDeviceRecords : kVictimsAtOnce);
   std::vector<std::uint32_t> slots, last_uses;
+  std::vector<Table*> tables;
+  slots.reserve(most);
+  last_uses.reserve(most);
+  tables.reserve(most);
   while (slots.size() < most) {
     const std::int64_t victim = pool.index.policy().victim(pool.index, clock_);
     if (victim < 0) break;
@@ -96,38 +98,36 @@ std::size_t RowStore::evict_oldest(SlotPool& pool, std::size_t wanted) {
     SlotRecord& record = pool.index.hot(slots.back());
     last_uses.push_back(record.last_use);
     record.last_use = clock_;  // not chosen again
-    if (pool.device == nullptr) prefetch(pool, slots.back());
+    tables.push_back(&table_in(pool, slots.back()));
+    if (pool.device == nullptr) prefetch(pool, slots.back(), *tables.back());
   }
   std::size_t i = 0;
   each_record(pool, slots, [&](std::uint32_t slot, const std::byte* record) {
-    pool.index.hot(slot).last_use = last_uses[i++];
-    evict(pool, slot, record, Below::kNextTier);
+    pool.index.hot(slot).last_use = last_uses[i];
+    evict(pool, slot, *tables[i++], record, Below::kNextTier);
   });
   return slots.size();
 }
 
 // A row that was never changed is forgotten: its value follows from its id.
-void RowStore::evict(SlotPool& pool, std::uint32_t slot, const std::byte* record, Below below) {
+void RowStore::evict(SlotPool& pool, std::uint32_t slot, Table& table, const std::byte* record, Below below) {
   TierCounters& counters = levels_[pool.level]->counters;
   ++counters.evictions;
   const SlotRecord& hot = pool.index.hot(slot);
   if (hot.stamp() != kClean) ++counters.dirty_evictions;
   if (below == Below::kNextTier && (hot.stamp() != kClean || pool.index.location(slot) != 0) &&
-      move_down(pool, slot, record)) {
+      move_down(pool, slot, table, record)) {
     return;
   }
-  append_slot(pool, slot, record);
-  const RowKey key = pool.index.key(slot);
-  Table& table = *tables_[table_of(key)];
-  table.directory.overwrite(key - table.first_key, pool.index.location(slot));
+  append_slot(pool, slot, table, record);
+  table.directory.overwrite(pool.index.key(slot) - table.first_key, pool.index.location(slot));
   pool.index.evict(slot);
 }
 
 // Moves a row to the next tier that its table may use and that has room; false if there is none. What is
 // dirty stays so, of its epoch.
-bool RowStore::move_down(SlotPool& pool, std::uint32_t slot, const std::byte* record) {
+bool RowStore::move_down(SlotPool& pool, std::uint32_t slot, Table& table, const std::byte* record) {
   const RowKey key = pool.index.key(slot);
-  Table& table = *tables_[table_of(key)];
   for (std::size_t level = pool.level + 1; level < levels_.size(); ++level) {
     SlotPool* lower = table.pools[level];
     if (lower == nullptr || !make_room(*lower, 1)) continue;
@@ -146,17 +146,16 @@ bool RowStore::move_down(SlotPool& pool, std::uint32_t slot, const std::byte* re
 
 // --- to the log
 
-void RowStore::append_slot(SlotPool& pool, std::uint32_t slot, const std::byte* record) {
+void RowStore::append_slot(SlotPool& pool, std::uint32_t slot, Table& table, const std::byte* record) {
   SlotRecord& hot = pool.index.hot(slot);
   if (hot.stamp() == kClean) return;
   if (!log_.has_room()) wait_for_room();
   if (hot.stamp() == kClean) return;  // swept while waiting
   const std::uint64_t epoch = epoch_of(hot.stamp());
   const RowKey key = pool.index.key(slot);
-  const std::uint32_t number = table_of(key);
-  Table& table = *tables_[number];
   const Location before = pool.index.location(slot);
-  const Location location = log_.append(epoch, number, table.layout, key - table.first_key, key, record);
+  const Location location =
+      log_.append(epoch, table.number, table.layout, key - table.first_key, key, record);
   ++table.counters.rows_appended;
   if (before != 0) log_.supersede(before, epoch);
   pool.index.set_location(slot, location);

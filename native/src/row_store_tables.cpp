@@ -262,7 +262,7 @@ void RowStore::empty_slots_of(Table& table) {
       if (key >= table.first_key && key < table.first_key + table.num_rows) slots.push_back(slot);
     }
     each_record(*pool, slots, [&](std::uint32_t slot, const std::byte* record) {
-      evict(*pool, slot, record, Below::kLog);
+      evict(*pool, slot, table, record, Below::kLog);
     });
   }
 }

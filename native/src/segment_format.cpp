@@ -96,6 +96,14 @@ std::uint16_t used_pages(const SegmentHeader& header, std::size_t header_size) {
   return static_cast<std::uint16_t>(std::min(pages, kSegmentPages));
 }
 
+void seal_blocks(SegmentHeader& header, std::uint32_t block, std::byte* image) {
+  const std::uint32_t count = blocks_per_record(header.blocks[block].stride);
+  for (std::uint32_t b = block - (count - 1); b <= block; ++b) {
+    seal_block(header, b, block_in_image(image, b));
+    header.blocks[b].sealed = true;
+  }
+}
+
 void seal_image(const SegmentHeader& header, std::byte* image) {
   const std::size_t size = header_bytes(header, header.meta.size());
   const std::size_t data_begin = (kSegmentPages - header.blocks.size()) * kPageBytes;
@@ -131,7 +139,7 @@ void seal_image(const SegmentHeader& header, std::byte* image) {
       ids += width;
     }
     num_rows += static_cast<std::uint32_t>(block.rows.size());
-    seal_block(header, b, block_in_image(image, b));
+    if (!block.sealed) seal_block(header, b, block_in_image(image, b));
   }
   put(value + 40, num_rows);
   std::memcpy(ids, header.meta.data(), header.meta.size());

@@ -137,8 +137,8 @@ PendingSegment& SegmentLog::room_for(std::uint64_t epoch, std::uint32_t table, s
   return *start(epoch);
 }
 
-Location SegmentLog::append(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::uint64_t row,
-                            std::uint64_t key, const std::byte* record) {
+// Finds the block for rows of this kind, or opens one.
+void SegmentLog::open_block(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout) {
   const std::size_t stride = (*strides_[table])[layout];
   PendingSegment& pending = room_for(epoch, table, layout, stride);
   auto& blocks = pending.header.blocks;
@@ -153,23 +153,42 @@ Location SegmentLog::append(std::uint64_t epoch, std::uint32_t table, std::uint1
       blocks.push_back(
           {table, layout, static_cast<std::uint32_t>(stride), static_cast<std::uint8_t>(count - 1 - i), {}});
     }
+    blocks.back().rows.reserve(rows_per_block(stride));
     open = pending.open_blocks.insert_or_assign(kind, static_cast<std::uint32_t>(blocks.size() - 1)).first;
   }
-  const std::uint32_t block = open->second;
-  const std::uint32_t position = static_cast<std::uint32_t>(blocks[block].rows.size());
+  const std::size_t data_begin = (kSegmentPages - blocks.size()) * kPageBytes;
+  const std::size_t ids = (data_begin - kValueOffset - pending.header_size - pending.meta_reserve) / 8;
+  const std::size_t in_block = rows_per_block(stride) - blocks[open->second].rows.size();
+  filling_ = {&pending, epoch, table, layout, open->second, stride, std::min(ids, in_block)};
+}
+
+Location SegmentLog::append(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout, std::uint64_t row,
+                            std::uint64_t key, const std::byte* record) {
+  if (filling_.rows_left == 0 || filling_.epoch != epoch || filling_.table != table ||
+      filling_.layout != layout) {
+    open_block(epoch, table, layout);
+  }
+  --filling_.rows_left;
+  PendingSegment& pending = *filling_.segment;
+  const std::size_t stride = filling_.stride;
+  const std::uint32_t block = filling_.block;
+  std::vector<std::uint64_t>& rows = pending.header.blocks[block].rows;
+  const std::uint32_t position = static_cast<std::uint32_t>(rows.size());
+  rows.push_back(row);
   for (std::size_t done = 0, i = 0; done < stride; done += kBlockDataBytes, ++i) {
     std::byte* data = block_in_image(pending.image.data(), block - static_cast<std::uint32_t>(i));
     std::memcpy(data + position * stride, record + done, std::min(kBlockDataBytes, stride - done));
   }
-  blocks[block].rows.push_back(row);
+  // While its bytes are in the cache.
+  if (position + 1 == rows_per_block(stride)) seal_blocks(pending.header, block, pending.image.data());
   pending.header_size += 8;
+  const Location location = make_location(pending.header.number, block, position);
+  pending.places.add(key, location);
   Segment& segment = segments_[pending.header.number];
   ++segment.rows;
   ++segment.live;
   ++counters_.rows_appended;
   counters_.bytes_appended += stride;
-  const Location location = make_location(pending.header.number, block, position);
-  deltas_[epoch].add(key, location);
   return location;
 }
 
@@ -197,6 +216,7 @@ void SegmentLog::seal(std::uint64_t epoch) {
   segment.used_pages = used_pages(pending.header, pending.header_size + pending.meta_reserve);
   sealed_.push_back(it->second);
   streams_.erase(it);
+  filling_ = {};
   ++counters_.segments_sealed;
   if (on_sealed) on_sealed();
 }
@@ -238,37 +258,25 @@ void SegmentLog::requeue(const std::vector<std::shared_ptr<PendingSegment>>& seg
   sealed_.insert(sealed_.begin(), segments.begin(), segments.end());
 }
 
-void SegmentLog::publish(std::uint32_t number, std::uint64_t offset) {
+std::shared_ptr<PendingSegment> SegmentLog::publish(std::uint32_t number, std::uint64_t offset) {
   Segment& segment = segments_.at(number);
   assert(segment.state == SegmentState::kSealed);
   if ((offset + kSegmentBytes) % kPageBytes != 0)
     throw std::invalid_argument("a segment's value must end on a page");
   segment.state = SegmentState::kPublished;
   segment.offset = offset;
-  segment.pending = nullptr;
+  std::shared_ptr<PendingSegment> pending = std::move(segment.pending);
   if (segment.live == 0) segment.emptied_at = reads_.mark();
   index(number);
   --num_pending_;
   if (--pending_[segment.epoch] == 0) pending_.erase(segment.epoch);
+  return pending;
 }
 
 std::uint32_t SegmentLog::pending_segments(std::uint64_t epoch) const {
   std::uint32_t count = 0;
   for (const auto& [born, pending] : pending_) count += born <= epoch ? pending : 0;
   return count;
-}
-
-// --- checkpoints
-
-// The runs of earlier epochs are one from here on: no checkpoint will be taken of them alone.
-DeltaRun& SegmentLog::delta(std::uint64_t epoch) {
-  const auto end = deltas_.upper_bound(epoch);
-  if (deltas_.begin() == end) return deltas_[epoch];
-  DeltaRun& first = deltas_.begin()->second;
-  for (auto later = std::next(deltas_.begin()); later != end; later = deltas_.erase(later)) {
-    first.append(later->second);
-  }
-  return first;
 }
 
 }  // namespace mtrains

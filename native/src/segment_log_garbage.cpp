@@ -169,7 +169,7 @@ void SegmentLog::finish_load() {
 }
 
 void SegmentLog::forget(std::uint64_t epoch, std::uint64_t oldest_retained) {
-  deltas_.erase(deltas_.begin(), deltas_.upper_bound(epoch));
+  places_->forget(epoch);
   removed_.clear();
   for (auto it = changed_.begin(); it != changed_.end();) {
     Segment& segment = segments_[*it];

@@ -250,7 +250,8 @@ class Engine {
   std::atomic<std::thread::id> pass_by_, locked_by_;   // who is inside; a pass that waits for room still is
   std::condition_variable room_;
   ThreadPool threads_;
-  std::unique_ptr<RowStore> store_;  // none once closed
+  std::unique_ptr<RowStore> store_;               // none once closed
+  const std::shared_ptr<AppendedPlaces> places_;  // of its log
   bool closed_ = false;
   bool changing_ = false;  // a step or write_rows is in progress
   bool torn_ = false;      // a step failed after it had changed rows

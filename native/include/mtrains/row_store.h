@@ -166,6 +166,9 @@ class RowStore {
   const std::vector<std::unique_ptr<SlotTier>>& levels() const { return levels_; }
   std::uint64_t resident_bytes() const;  // of rows of resident tables that were touched
   std::uint32_t table_of(RowKey key) const;
+  Table& table_in(const SlotPool& pool, std::uint32_t slot) const {
+    return *tables_[table_of(pool.index.key(slot))];
+  }
 
  private:
   struct Dirty {
@@ -183,12 +186,12 @@ class RowStore {
   bool shrink(SlotPool& pool);
   // Makes up to `wanted` least recently used rows leave; how many did. At least one, if one can.
   std::size_t evict_oldest(SlotPool& pool, std::size_t wanted);
-  void prefetch(const SlotPool& pool, std::uint32_t slot) const;
+  void prefetch(const SlotPool& pool, std::uint32_t slot, const Table& table) const;
   enum class Below { kNextTier, kLog };
-  void evict(SlotPool& pool, std::uint32_t slot, const std::byte* record, Below below);
-  bool move_down(SlotPool& pool, std::uint32_t slot, const std::byte* record);
+  void evict(SlotPool& pool, std::uint32_t slot, Table& table, const std::byte* record, Below below);
+  bool move_down(SlotPool& pool, std::uint32_t slot, Table& table, const std::byte* record);
   // Of a row that is dirty, which is clean then; waits for room.
-  void append_slot(SlotPool& pool, std::uint32_t slot, const std::byte* record);
+  void append_slot(SlotPool& pool, std::uint32_t slot, Table& table, const std::byte* record);
   // Calls visit(slot, record) for each; records of a device are copied to memory first.
   template <typename Visit>
   void each_record(SlotPool& pool, const std::vector<std::uint32_t>& slots, const Visit& visit);

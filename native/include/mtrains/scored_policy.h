@@ -58,7 +58,8 @@ class ScoredPolicy : public EvictionPolicy {
   }
 
  private:
-  using Entry = std::uint64_t;  // score, slot
+  using Entry = std::uint64_t;               // score, slot
+  static constexpr std::size_t kAhead = 16;  // victims whose records are loaded meanwhile
   static std::uint32_t slot_of(Entry entry) { return static_cast<std::uint32_t>(entry); }
   static Entry entry_of(const SlotIndex& index, std::uint32_t slot) {
     return (Entry{Score::of(index.hot(slot))} << 32) | slot;
@@ -111,6 +112,7 @@ class ScoredPolicy : public EvictionPolicy {
     while (!empty()) {
       const Entry entry = top();
       const std::uint32_t slot = slot_of(entry);
+      if (next_ + kAhead < queue_.size()) index.prefetch(slot_of(queue_[next_ + kAhead]));
       const bool known = slot < index.capacity() && index.occupied(slot) && !index.hot(slot).wanted();
       const Entry present = known ? entry_of(index, slot) : 0;
       if (known && present == entry && index.evictable(slot, clock)) return true;

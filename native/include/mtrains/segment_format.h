@@ -61,6 +61,7 @@ struct BlockContents {
   std::uint32_t stride = 0;
   std::uint8_t chunk = 0;           // of a record longer than a block; only chunk 0 names the row
   std::vector<std::uint64_t> rows;  // row ids, by position
+  bool sealed = false;              // its trailer is written, no row may be added
 };
 
 struct SegmentHeader {
@@ -80,8 +81,11 @@ std::uint16_t used_pages(const SegmentHeader& header, std::size_t header_size);
 inline std::byte* block_in_image(std::byte* image, std::uint32_t block) {
   return image + (kSegmentPages - 1 - block) * kPageBytes;
 }
-// Writes header, trailers and CRCs, and zeroes the rest. Throws std::invalid_argument if the meta does not
-// fit.
+// Writes trailer and CRC of a full block; of a record longer than a block, of all its blocks: `block` is the
+// one with the row's name.
+void seal_blocks(SegmentHeader& header, std::uint32_t block, std::byte* image);
+// Writes header, trailers and CRCs of blocks that have none, and zeroes the rest. Throws
+// std::invalid_argument if the meta does not fit.
 void seal_image(const SegmentHeader& header, std::byte* image);
 
 // Reads and checks a header. Throws CorruptionError saying what is wrong.

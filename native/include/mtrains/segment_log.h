@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "mtrains/appended_places.h"
 #include "mtrains/block_reader.h"
 #include "mtrains/buffer_pool.h"
-#include "mtrains/delta_run.h"
 #include "mtrains/evacuation.h"
 #include "mtrains/garbage_index.h"
 #include "mtrains/location.h"
@@ -51,7 +51,8 @@ struct PendingSegment {
   MemoryMap
       image;  // kSegmentImageBytes; what no row fills holds an earlier segment's bytes until it is sealed
   std::map<std::pair<std::uint32_t, std::uint16_t>, std::uint32_t> open_blocks;  // (table, layout) -> block
-  std::size_t header_size = 0;                                                   // without meta
+  SegmentPlaces places;
+  std::size_t header_size = 0;  // without meta
   std::size_t meta_reserve = 0;
 };
 
@@ -138,7 +139,9 @@ class SegmentLog {
   std::vector<std::shared_ptr<PendingSegment>> take_sealed(std::size_t max_group);
   std::size_t num_sealed() const { return sealed_.size(); }
   void requeue(const std::vector<std::shared_ptr<PendingSegment>>& segments);
-  void publish(std::uint32_t number, std::uint64_t offset);
+  // Returns what waited for it; its places are to be added to places(), which needs no lock, before a
+  // checkpoint asks for them.
+  std::shared_ptr<PendingSegment> publish(std::uint32_t number, std::uint64_t offset);
   std::uint32_t pending_segments(std::uint64_t epoch) const;
 
   // --- garbage. Each call takes the checkpoints that are retained or running; all segments are looked at
@@ -159,9 +162,8 @@ class SegmentLog {
   // --- checkpoints
   void load(std::uint32_t number, const Segment& segment);
   void finish_load();  // after the last load, before the first append
-  // (key, location) of the newest version of each row appended in epochs <= epoch since forget(), ascending
-  // by key.
-  DeltaRun& delta(std::uint64_t epoch);
+  // Of the rows in segments whose publish() was followed by places().add(), since forget().
+  const std::shared_ptr<AppendedPlaces>& places() const { return places_; }
   const std::vector<std::uint32_t>& removed() const { return removed_; }
   const std::set<std::uint32_t>& changed() const { return changed_; }  // numbers, since forget()
   void forget(std::uint64_t epoch, std::uint64_t oldest_retained);
@@ -173,8 +175,20 @@ class SegmentLog {
 
  private:
   Segment& at(Location location);
+  // The block that the last row went to.
+  struct Filling {
+    PendingSegment* segment = nullptr;
+    std::uint64_t epoch = 0;
+    std::uint32_t table = 0;
+    std::uint16_t layout = 0;
+    std::uint32_t block = 0;
+    std::size_t stride = 0;
+    std::size_t rows_left = 0;  // that surely fit, in the block and in the header
+  };
+
   PendingSegment& room_for(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout,
                            std::size_t stride);
+  void open_block(std::uint64_t epoch, std::uint32_t table, std::uint16_t layout);
   std::shared_ptr<PendingSegment> start(std::uint64_t epoch);
   void seal(std::uint64_t epoch);
   void mark_changed(std::uint32_t number);
@@ -199,7 +213,8 @@ class SegmentLog {
   std::set<std::uint32_t> held_;   // ... that a checkpoint of judged_by_ needs
   std::map<std::uint64_t, std::shared_ptr<PendingSegment>> streams_;  // epoch -> filling
   std::vector<std::shared_ptr<PendingSegment>> sealed_;               // oldest first
-  std::map<std::uint64_t, DeltaRun> deltas_;                          // epoch -> appended
+  Filling filling_;
+  const std::shared_ptr<AppendedPlaces> places_ = std::make_shared<AppendedPlaces>();
   std::string path_;
   std::string refused_;
   std::shared_ptr<BlockReader> reader_;

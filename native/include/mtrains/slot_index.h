@@ -84,6 +84,10 @@ class SlotIndex {
     std::uint64_t& cold = cold_[slot];
     cold = (cold & ~kLocationMask) | location;
   }
+  void prefetch(std::uint32_t slot) const {
+    __builtin_prefetch(hot_ + slot, 1);
+    __builtin_prefetch(cold_ + slot, 1);
+  }
   SlotRecord& hot(std::uint32_t slot) { return hot_[slot]; }
   const SlotRecord& hot(std::uint32_t slot) const { return hot_[slot]; }
   const SlotRecord* hot_data() const { return hot_; }
