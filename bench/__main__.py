@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import mtrains
-from bench import checkpoint, overhead, step, tiers, write
+from bench import checkpoint, overhead, planner, plans, step, tiers, write
 from bench.harness import Options, Result, table
 
 QUESTIONS = {
@@ -21,6 +21,8 @@ QUESTIONS = {
     "tiers": tiers.main,
     "write": write.main,
     "checkpoint": checkpoint.main,
+    "planner": planner.main,
+    "plans": plans.main,
 }
 
 

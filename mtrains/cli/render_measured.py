@@ -35,6 +35,8 @@ def _totals(measured: MeasuredPlan) -> Table:
         ("time", measured.step_seconds, lambda seconds: f"{1e3 * seconds:.3g} ms"),
         ("hits", measured.hit_ratio, _percent),
         ("fetches", measured.fetches, lambda rows: f"{rows:,.1f}"),
+        ("fetched rows", measured.fetched_bytes, format_bytes),
+        ("evicted rows", measured.evicted_bytes, format_bytes),
         ("read from the log", measured.read_bytes, format_bytes),
         ("written to the log", measured.written_bytes, format_bytes),
     ):
@@ -46,7 +48,7 @@ def _totals(measured: MeasuredPlan) -> Table:
 
 def _tables(measured: MeasuredPlan) -> Table:
     tiers = list(measured.tables[0].hit_ratios) if measured.tables else []
-    columns = ["uses a step", *(f"{tier} hits" for tier in tiers), "new", "fetches"]
+    columns = ["uses a step", *(f"{tier} hits" for tier in tiers), "new", "fetches", "written"]
     table = _table("tables, planned / measured", "table", columns)
     for one in measured.tables:
         table.add_row(
@@ -55,6 +57,7 @@ def _tables(measured: MeasuredPlan) -> Table:
             *(_pair(one.hit_ratios[tier], _percent) for tier in tiers),
             _pair(one.new, _count),
             _pair(one.fetches, _count),
+            _pair(one.written, _count),
         )
     return table
 

@@ -48,7 +48,7 @@ def check_rate(problem: Problem, fastest: Price, target_seconds: float) -> None:
         if load.seconds > target_seconds
     ]
     batch = problem.batch_size
-    detail = "; ".join(map(_describe, short)) or "its limits add up at depth 0"
+    detail = "; ".join(map(_describe, short)) or "at depth 0 a step waits for one limit after another"
     raise PlanInfeasibleError(
         f"{batch / target_seconds:,.0f} samples/s are out of reach on {problem.topology.name}: the fastest placement "
         f"reaches {batch / fastest.seconds:,.0f}; {detail}",

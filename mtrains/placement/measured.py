@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,29 +23,38 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction:
-    """How rows were evicted and staged, of which curves and plans are made."""
+    """How rows were evicted and staged, of which curves and plans are made. Next use without a lookahead is "lru"."""
 
     policy: str
     lookahead: int
     depth: int
 
+    def __post_init__(self) -> None:
+        if self.policy == "next_use" and self.lookahead == 0:
+            object.__setattr__(self, "policy", "lru")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTable:
-    """accesses: unique rows a step. hit_ratios: hits of each tier over accesses. new, fetches: a step."""
+    """accesses: unique rows a step. hit_ratios: hits of each tier over accesses. new, fetches, written: rows a step, of
+    which training wrote the last to the log."""
 
     name: str
     accesses: Figure
     hit_ratios: dict[str, Figure]
     new: Figure
     fetches: Figure
+    written: Figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPlan:
     """A plan beside a run of `steps` steps. Bytes and seconds are of a step; hit_ratio of all tables and tiers.
 
-    read_bytes: of the log's blocks. written_bytes: of its segments, with what garbage collection and checkpoints wrote.
+    fetched_bytes, evicted_bytes: of records that came from the log, and that training wrote to it. A run begins with
+    empty slots and ends with full ones, so it evicts that much less than it misses.
+    read_bytes: of the log's blocks; rows that still wait to be written are fetched without. written_bytes: of its
+    segments, with what garbage collection and checkpoints wrote.
     planned, ran: eviction, with the batch size; where they differ, so do the figures, and `warnings` says it.
     """
 
@@ -57,6 +66,8 @@ class MeasuredPlan:
     step_seconds: Figure
     hit_ratio: Figure
     fetches: Figure
+    fetched_bytes: Figure
+    evicted_bytes: Figure
     read_bytes: Figure
     written_bytes: Figure
     tables: tuple[MeasuredTable, ...]
@@ -88,6 +99,9 @@ def measure_plan(
     )
     accesses = sum(_accesses(counters) for counters in tables.values())
     unique = sum(table.unique_rows for table in plan.tables)
+    compared = tuple(_table(table, tables[table.name], steps) for table in plan.tables)
+    records = [table.record_bytes for table in plan.tables]
+    evicted = _records([table.written for table in compared], records)
     return MeasuredPlan(
         steps=steps,
         planned=planned,
@@ -103,11 +117,13 @@ def measure_plan(
             predicted=sum(table.fetches for table in plan.tables),
             measured=sum(counters["fetches"] for counters in tables.values()) / steps,
         ),
+        fetched_bytes=_records([table.fetches for table in compared], records),
+        evicted_bytes=evicted,
         read_bytes=Figure(
             predicted=PAGE_BYTES * sum(table.page_reads for table in plan.tables), measured=log["bytes_read"] / steps
         ),
-        written_bytes=Figure(predicted=_planned_writes(plan), measured=log["bytes_written"] / steps),
-        tables=tuple(_table(table, tables[table.name], steps) for table in plan.tables),
+        written_bytes=Figure(predicted=_planned_writes(plan, evicted.predicted), measured=log["bytes_written"] / steps),
+        tables=compared,
         warnings=_warnings(planned, ran, plan.batch_size, batch_size),
     )
 
@@ -125,6 +141,23 @@ def _table(table: TablePlacement, counters: Mapping[str, float], steps: int) -> 
         },
         new=Figure(predicted=table.new, measured=counters["new"] / steps),
         fetches=Figure(predicted=table.fetches, measured=counters["fetches"] / steps),
+        written=Figure(predicted=_planned_rows(table, steps), measured=counters["rows_appended"] / steps),
+    )
+
+
+def _planned_rows(table: TablePlacement, steps: int) -> float:
+    """Return the rows that leave the slots in a step of such a run; of a table that is held whole none does."""
+    if table.resident:
+        return 0.0
+    kept = min(float(sum(table.rows.values())), table.touched_rows)
+    return max(0.0, table.new + table.fetches - kept / steps)
+
+
+def _records(rows: Sequence[Figure], record_bytes: Sequence[int]) -> Figure:
+    pairs = list(zip(rows, record_bytes, strict=True))
+    return Figure(
+        predicted=sum((figure.predicted or 0.0) * size for figure, size in pairs),
+        measured=sum(figure.measured * size for figure, size in pairs),
     )
 
 
@@ -132,8 +165,8 @@ def _warnings(planned: Eviction, ran: Eviction, planned_batch: int, batch: int) 
     found = []
     if planned != ran:
         found.append(
-            f"the plan is of eviction by {_words(planned)}, this run evicted by {_words(ran)}; plan with --policy "
-            f"{ran.policy} --lookahead {ran.lookahead} --depth {ran.depth} for figures of such a run"
+            f"the plan is of eviction by {_words(planned)}, this run evicted by {_words(ran)}; profile and plan with "
+            f"--lookahead {ran.lookahead} --depth {ran.depth} for figures of such a run"
         )
     if planned_batch != batch:
         found.append(f"the plan is of batches of {planned_batch:,} samples, this run had {batch:,}")
@@ -144,10 +177,12 @@ def _words(eviction: Eviction) -> str:
     return f"{eviction.policy} (lookahead {eviction.lookahead}, depth {eviction.depth})"
 
 
-def _planned_writes(plan: PlacementPlan) -> float | None:
-    """Return the bytes that the plan writes to the log in a step, with write amplification; None without a log."""
+def _planned_writes(plan: PlacementPlan, evicted_bytes: float | None) -> float | None:
+    """Return the bytes that the plan writes to the log in a step of such a run, with write amplification; None without
+    a log."""
     found = [limit.amount for limit in plan.limits if limit.name in ("log writes", "log endurance")]
-    return found[0] if found else None
+    missed = sum((table.new + table.fetches) * table.record_bytes for table in plan.tables)
+    return found[0] * _ratio(evicted_bytes or 0.0, missed) if found else None
 
 
 def _hits(counters: Mapping[str, float]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mtrains.placement.allocation import allocate
 from mtrains.placement.baselines import all_ssd, greedy, size_proportional
-from mtrains.placement.cost import Load, Placement, Price, price
+from mtrains.placement.cost import Load, Placement, Price, latency, price
 from mtrains.placement.plan import LimitUse, PlacementPlan, TablePlacement, TierUse
 from mtrains.placement.problem import Problem
 from mtrains.placement.reasons import table_reasons
@@ -56,11 +56,11 @@ def plan(
     if target_samples_per_second is not None:
         if not target_samples_per_second > 0:
             raise ValueError(f"target_samples_per_second must be > 0, got {target_samples_per_second}")
-        step = problem.batch_size / target_samples_per_second - workload.latency_seconds
+        most = latency(problem, problem.unique[:, None])
+        step = problem.batch_size / target_samples_per_second - most
         if step <= 0:
             raise ValueError(
-                f"{target_samples_per_second:g} samples/s leave nothing of a step after {workload.latency_seconds} s "
-                "of latency"
+                f"{target_samples_per_second:g} samples/s leave nothing of a step after {most:.3g} s of latency"
             )
         target_seconds = step / workload.burst_ratio
     solved = solve(problem, target_seconds)
@@ -78,7 +78,7 @@ def plan(
         profile_source=profile.source,
         batch_size=problem.batch_size,
         target_samples_per_second=target_samples_per_second,
-        step_seconds=solved.price.seconds * workload.burst_ratio + workload.latency_seconds,
+        step_seconds=_step_seconds(problem, solved.price),
         fastest_seconds=solved.fastest_seconds,
         bound_seconds=solved.bound_seconds,
         binding=solved.price.binding.name,
@@ -92,6 +92,10 @@ def plan(
         cut_gap=max(curve.cut_gap for curve in problem.curves),
         warnings=tuple(warnings),
     )
+
+
+def _step_seconds(problem: Problem, cost: Price) -> float:
+    return cost.seconds * problem.workload.burst_ratio + latency(problem, cost.misses)
 
 
 def _limit(load: Load) -> LimitUse:
@@ -173,7 +177,7 @@ def _baselines(problem: Problem, steps: float | None) -> dict[str, dict[str, flo
         cost = price(problem, placement, steps)
         pages = problem.pages - problem.saved_pages(placement.cumulative[:, -1])
         found[name] = {
-            "step_seconds": cost.seconds * problem.workload.burst_ratio + problem.workload.latency_seconds,
+            "step_seconds": _step_seconds(problem, cost),
             "fetches": float(np.maximum(0.0, cost.misses[:, -1] - problem.new).sum()),
             "page_reads": float(pages.sum()),
         }

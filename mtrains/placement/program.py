@@ -9,7 +9,7 @@ import numpy as np
 from scipy import optimize, sparse
 
 from mtrains.errors import MtrainsError
-from mtrains.placement.cost import Placement
+from mtrains.placement.cost import Placement, overlaps, price
 from mtrains.placement.problem import Array, Problem
 from mtrains.placement.program_rows import Choice, ProgramRows
 
@@ -43,8 +43,10 @@ class Program:
         matrix, limits = self._rows.constraints()
         rates, constants = self._rows.rates(checkpoint_steps)
         self._total_load, self._constant_load = np.asarray(rates.sum(axis=0)).ravel(), float(constants.sum())
-        if not problem.workload.depth:  # nothing overlaps: the limits add up
-            rates, constants = sparse.csr_array(self._total_load[None, :]), np.array([self._constant_load])
+        shape = (problem.num_tables, problem.num_tiers)
+        nothing = Placement(np.zeros(shape), np.ones(shape, dtype=bool))
+        sums = sparse.csr_array(overlaps(price(problem, nothing, checkpoint_steps).loads, problem.workload.depth))
+        rates, constants = sparse.csr_array(sums @ rates), sums @ constants
         time = sparse.csr_array(
             (np.ones(len(constants)), (np.arange(len(constants)), np.full(len(constants), rates.shape[1] - 1))),
             shape=rates.shape,

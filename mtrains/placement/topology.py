@@ -55,7 +55,10 @@ class SlotTier:
 
 @dataclass(frozen=True, kw_only=True)
 class LogTier:
-    """The SSDs under the log. endurance_bytes_per_day: rated writes of all devices, None: not limited."""
+    """The SSDs under the log. endurance_bytes_per_day: rated writes of all devices, None: not limited.
+
+    read_latency_seconds: of one block read alone, which a step without rows staged ahead waits for; 0: not counted.
+    """
 
     device: str
     capacity_bytes: float
@@ -63,12 +66,13 @@ class LogTier:
     read_bytes_per_second: float
     write_bytes_per_second: float
     endurance_bytes_per_day: float | None = None
+    read_latency_seconds: float = 0.0
     price_usd: float | None = None
     watts: float | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
-        _check(self, "log", at_least_0=("capacity_bytes",))
+        _check(self, "log", at_least_0=("capacity_bytes", "read_latency_seconds"))
         _check(self, "log", above_0=("read_iops", "read_bytes_per_second", "write_bytes_per_second"))
         if self.endurance_bytes_per_day is not None:
             _check(self, "log", above_0=("endurance_bytes_per_day",))

@@ -25,7 +25,7 @@ class Workload:
     """What training asks for. Sizes are of all ranks together.
 
     batch_size: samples a step; None takes the profile's only or middle one. policy, lookahead, depth: the curves are
-    chosen by them; depth 0 does not overlap reads with compute. compute_seconds: of a step that waits for no row;
+    chosen by them; at depth 0 a step waits for what it moves. compute_seconds: of a step that waits for no row;
     None takes the topology's compute limit, if it has one. write_amplification: bytes written over bytes of evicted
     blocks. live_ratio: of the log's bytes. keep: checkpoints kept. checkpoint_steps or checkpoint_seconds: between
     checkpoints; neither: checkpoints cost no write bandwidth, only room. pages_per_fetch: replaces the profile's.

@@ -131,6 +131,7 @@ def _topology(
             read_iops=max(disk.reads_per_second.values()),
             read_bytes_per_second=disk.bytes_per_second,
             write_bytes_per_second=engine.write_bytes_per_second,
+            read_latency_seconds=1 / disk.reads_per_second[1],
             source=f"mtrains plan --probe: {disk.io_engine}, {max(disk.reads_per_second)} reads in flight at most",
         ),
         link=Link(up_bytes_per_second=link.up, down_bytes_per_second=link.down, source="mtrains plan --probe: pinned")

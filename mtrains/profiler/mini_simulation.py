@@ -26,15 +26,18 @@ _MAX_SLOTS = 0x7FFFFFF0
 
 @dataclass(frozen=True, kw_only=True)
 class CurveSpec:
-    """lookahead, depth: in batches. num_points: capacities of a curve, the last of which holds every touched row."""
+    """lookahead, depth: in batches; a lookahead of 0 knows no next use, which is LRU.
+
+    num_points: capacities of a curve, the last of which holds every touched row.
+    """
 
     lookahead: int = 64
     depth: int = 2
     num_points: int = 12
 
     def __post_init__(self) -> None:
-        if not 1 <= self.lookahead < 1 << 31:
-            raise ValueError(f"lookahead is a number of batches from 1 on, got {self.lookahead}")
+        if not 0 <= self.lookahead < 1 << 31:
+            raise ValueError(f"lookahead is a number of batches from 0 on, got {self.lookahead}")
         if not 0 <= self.depth <= _native.MAX_SIMULATED_DEPTH:
             raise ValueError(f"depth is in [0, {_native.MAX_SIMULATED_DEPTH}], got {self.depth}")
         if self.num_points < 1:

@@ -23,7 +23,7 @@ from mtrains.units import parse_bytes
 
 __all__ = ["train"]
 
-_EVICTION = Eviction(policy="lru", lookahead=0, depth=0)
+_EVICTION = Eviction(policy="next_use", lookahead=0, depth=0)
 
 
 def train(config: TrainConfig, observer: Observer | None = None) -> TrainResult:

@@ -71,6 +71,7 @@ def test_training_with_a_plan(golden):
             hit_ratios=hits,
             new=figure(1.25, 1.31),
             fetches=figure(40.0 * scale, 42.5 * scale),
+            written=figure(39.0 * scale, 41.0 * scale),
         )
 
     plan = MeasuredPlan(
@@ -82,6 +83,8 @@ def test_training_with_a_plan(golden):
         step_seconds=figure(0.00251, 0.00304),
         hit_ratio=figure(0.81, 0.7951),
         fetches=figure(120.0, 127.5),
+        fetched_bytes=figure(32_640.0, 34_680.0),
+        evicted_bytes=figure(31_824.0, 33_456.0),
         read_bytes=figure(491_520.0, 500_000.0),
         written_bytes=figure(None, 1_048_560.0),
         tables=(

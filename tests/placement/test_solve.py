@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from mtrains.errors import PlanInfeasibleError
 from mtrains.placement.baselines import all_ssd, greedy, size_proportional
 from mtrains.placement.cost import Placement, price
+from mtrains.placement.planner import plan
 from mtrains.placement.problem import Problem
 from mtrains.placement.rounding import whole_rows
 from mtrains.placement.solve import solve
+from mtrains.placement.topology import Cpu
 from mtrains.placement.workload import Workload
 
 WORKLOAD = Workload(writer_bytes=0, compute_seconds=1e-4)
@@ -164,12 +166,33 @@ def test_without_a_log_every_touched_row_has_a_slot(cases):
     assert solved.placement.rows.sum(axis=1).tolist() == [5000, 5001, 5002]
 
 
-def test_depth_0_adds_every_limit_up(cases):
+def test_at_depth_0_a_step_waits_for_all_that_it_moves(cases):
     table = cases.table("t")
     curve = dataclasses.replace(table.curves[0], depth=0)
     tables = [dataclasses.replace(table, curves=(curve,))]
-    solved = solve(problem_of(cases, tables, cases.machine(dram=1e6), depth=0))
-    assert solved.price.seconds == pytest.approx(sum(load.seconds for load in solved.price.loads))
+    machine = dataclasses.replace(cases.machine(dram=1e6, scm=2e5), cpu=Cpu(cores=2, seconds_per_miss=1e-5))
+    solved = solve(problem_of(cases, tables, machine, depth=0))
+    seconds = {load.name: load.seconds for load in solved.price.loads}
+    reads = max(seconds["log IOPS"], seconds["log reads"])
+    waits = seconds["compute"] + seconds["cpu"] + seconds["scm bandwidth"] + reads
+    assert solved.price.seconds == pytest.approx(max(waits, seconds["log writes"]))
+    writes = cases.machine(dram=1e6, writes=1e6)
+    slow = solve(problem_of(cases, tables, writes, depth=0))  # the log's writer works beside it
+    assert slow.price.seconds == pytest.approx(max(load.seconds for load in slow.price.loads))
+    assert slow.price.binding.name == "log writes"
+
+
+def test_at_depth_0_each_table_that_fetches_waits_for_a_read(cases):
+    table = cases.table("t")
+    curve = dataclasses.replace(table.curves[0], depth=0)
+    profile = cases.profile([dataclasses.replace(table, name=name, curves=(curve,)) for name in "ab"])
+    machine = cases.machine(dram=1.9e6)
+    steps = []
+    for seconds in (0.0, 1e-3):
+        log = dataclasses.replace(machine.log, read_latency_seconds=seconds)
+        workload = dataclasses.replace(WORKLOAD, depth=0)
+        steps.append(plan(profile, dataclasses.replace(machine, log=log), workload=workload).step_seconds)
+    assert steps[1] - steps[0] == pytest.approx(2e-3)
 
 
 def test_a_target_takes_fewer_bytes_and_is_reached(cases):

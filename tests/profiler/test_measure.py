@@ -121,7 +121,7 @@ def test_keys_of_64_bits_are_counted_not_taken_as_a_size(track):
 def test_nothing_to_profile_is_said(track):
     with pytest.raises(ValueError, match="no lookups to profile in here"):
         profile_of(track([]), source="here")
-    refused = (({"lookahead": 0}, "from 1 on"), ({"depth": 31}, "depth is in"), ({"num_points": 0}, "one"))
+    refused = (({"lookahead": -1}, "from 0 on"), ({"depth": 31}, "depth is in"), ({"num_points": 0}, "one"))
     for options, message in refused:
         with pytest.raises(ValueError, match=message):
             CurveSpec(**options)
