@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mtrains.placement.planner import plan
     from mtrains.placement.topology import Topology
     from mtrains.placement.workload import Workload
+    from mtrains.prefetch.loader import prefetch
     from mtrains.profiler.profile import LocalityProfile
     from mtrains.scm import Scm
     from mtrains.specs import TableSpec
@@ -57,6 +58,7 @@ __all__ = [
     "init",
     "optim",
     "plan",
+    "prefetch",
     "set_num_threads",
 ]
 
@@ -84,6 +86,7 @@ _HOMES = {
     "get_num_threads": "threads",
     "ignored_parameters": "ignored",
     "plan": "placement.planner",
+    "prefetch": "prefetch.loader",
     "set_num_threads": "threads",
 }
 

@@ -178,13 +178,18 @@ class DeviceCompute:
     weight_grad(records, ...) or update(number, records, ...). Pointers to output, gradients, weights and sums mean nothing to the core then."""
     def __init__(self, compute: object) -> None: ...
 
+class Ticket:
+    """A lookup that is known before its forward; ticket.h."""
+    ended: bool  # used by its forward, or given up
+
 class Engine:
     """Tables, slots, directory and log of one open store. Thread-safe: one lock, passes run one after another."""
 
     def __init__(
         self, *, tiers: Sequence[tuple[int, int, int, SlotMemory | None, object, BandwidthLimit | None]], num_threads: int,
-        incarnation: int, epoch: int, max_pending_segments: int = 32,
+        incarnation: int, epoch: int, max_pending_segments: int = 32, eviction: int = 0,
     ) -> None: ...
+    # eviction: of rows without a use in the window: 0 lru, 1 lfu, 2 s3-fifo
     # tiers: (kind, bytes, bytes set aside for tables with own budgets, memory, device, limit) from fast to slow; the first
     # computes. kind: 0 hbm, 1 dram, 2 scm. memory: None is anonymous memory. device: of hbm, an object with
     # reserve(stride, max_slots) -> an object with load(slots uint32[n], out uint8[n * stride]), store(slots, records),
@@ -214,6 +219,22 @@ class Engine:
     # Features are laid one after another: feature f, bag b is bag f * num_bags + b. offsets_ptr 0: every bag has bag_size indices.
     # num_bags: a feature's. out: float32, all of it written. argmax: int64[B, D] absolute positions (single feature, max) or 0.
     # IndexError (table, position, value, size), ValueError (offsets: position); nothing has changed then.
+    # --- lookups known before their forward; memory of the indices must stay until stage() returns
+    def foresee(
+        self, spec: LookupSpec, *, indices_ptr: int, num_indices: int, indices_int64: bool, offsets_ptr: int, num_offsets: int,
+        offsets_int64: bool, include_last_offset: bool, num_bags: int, bag_size: int,
+    ) -> Ticket: ...  # IndexError, ValueError as forward
+    def stage(
+        self, ticket: Ticket, share: float, spec: LookupSpec, *, indices_ptr: int, num_indices: int, indices_int64: bool, offsets_ptr: int,
+        num_offsets: int, offsets_int64: bool, include_last_offset: bool, num_bags: int, bag_size: int,
+    ) -> bool: ...  # rows brought and pinned; False: pins would take more than `share` of the slots, or a pass needed the room
+    def end_ticket(self, ticket: Ticket) -> None: ...
+    def begin_window(self) -> bool: ...  # False: another iterator has it
+    def end_window(self) -> None: ...
+    def enter_window(self, batch: Sequence[Ticket]) -> None: ...  # the rows of the next batch
+    def leave_window(self) -> None: ...  # the oldest batch is done
+    def pinned_rows(self) -> int: ...
+
     def per_sample_weight_grad(self, lookup: Lookup, feature: int, *, grad_ptr: int, grad_stride: int, out_ptr: int, device: DeviceCompute | None = None) -> None: ...
     # out float32[positions of the feature]; StateError if the table changed since the forward
     def row_sums(

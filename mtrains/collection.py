@@ -90,13 +90,32 @@ class TieredEmbeddingBagCollection(nn.Module):
         if not isinstance(indices, torch.Tensor):
             indices, offsets, per_sample_weights = self._unpacked(indices, offsets, per_sample_weights)
         bags = self._bags(indices, offsets, per_sample_weights)
+        lookups = self._present_lookups()
+        if len(lookups) == 1:
+            return lookups[0](bags)
+        return torch.cat(self._look_up_each(bags), dim=1)
+
+    def lookups_of(
+        self,
+        indices: torch.Tensor | JaggedTensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> list[tuple[PooledLookup, Bags]]:
+        """Return the lookups that forward() makes of the same arguments, for prefetch. Raises: as forward()."""
+        if not isinstance(indices, torch.Tensor):
+            indices, offsets, per_sample_weights = self._unpacked(indices, offsets, per_sample_weights)
+        bags = self._bags(indices, offsets, per_sample_weights)
+        lookups = self._present_lookups()
+        if len(lookups) == 1:
+            return [(lookups[0], bags)]
+        return [(lookup, _feature_bags(bags, feature)) for feature, lookup in enumerate(lookups)]
+
+    def _present_lookups(self) -> list[PooledLookup]:
         weights = tuple([module._parameters["weight"] for module in self._modules_in_order])
         if not _same_objects(weights, self._weights):
             self._lookups = self._make_lookups(weights)
             self._weights = weights
-        if len(self._lookups) == 1:
-            return self._lookups[0](bags)
-        return torch.cat(self._look_up_each(bags), dim=1)
+        return self._lookups
 
     def _look_up_each(self, bags: Bags) -> list[torch.Tensor]:
         assert bags.offsets is not None

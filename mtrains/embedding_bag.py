@@ -73,8 +73,17 @@ class _LookupModule(TieredTable):
         weight = self._parameters["weight"]  # as self.weight, 1 us faster
         lookup = self._lookup
         if lookup is None or lookup.weights[0] is not weight:
-            lookup = self._lookup = PooledLookup([self.checked_weight(weight)], [self._own_table.spec.mode])
+            lookup = self._new_lookup(weight)
         return lookup(bags)
+
+    def _new_lookup(self, weight: object) -> PooledLookup:
+        self._lookup = PooledLookup([self.checked_weight(weight)], [self._own_table.spec.mode])
+        return self._lookup
+
+    def _present_lookup(self) -> PooledLookup:
+        """Return the lookup that the next forward will use."""
+        weight, lookup = self._parameters["weight"], self._lookup
+        return lookup if lookup is not None and lookup.weights[0] is weight else self._new_lookup(weight)
 
 
 class TieredEmbeddingBag(_LookupModule):
@@ -226,6 +235,15 @@ class TieredEmbeddingBag(_LookupModule):
             check_per_sample_weights(per_sample_weights, input, self.mode, self._device)
         return Bags(indices, offsets, self.include_last_offset, num_bags, bag_size, per_sample_weights)
 
+    def lookups_of(
+        self,
+        input: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> list[tuple[PooledLookup, Bags]]:
+        """Return the lookups that forward() makes of the same arguments, for prefetch. Raises: as forward()."""
+        return [(self._present_lookup(), self._bags(input, offsets, per_sample_weights))]
+
     def to_dense(self) -> nn.EmbeddingBag:
         """Return an nn.EmbeddingBag with the same rows, all in memory."""
         return nn.EmbeddingBag(
@@ -328,9 +346,16 @@ class TieredEmbedding(_LookupModule):
         return self._forward(input)
 
     def _forward(self, input: torch.Tensor) -> torch.Tensor:
-        indices = check_indices(input, "input", self._device)
-        rows = self._look_up(Bags(indices, None, False, indices.numel(), 1, None))
+        rows = self._look_up(self._bags(input))
         return rows.view(*input.shape, rows.shape[1])
+
+    def _bags(self, input: torch.Tensor) -> Bags:
+        indices = check_indices(input, "input", self._device)
+        return Bags(indices, None, False, indices.numel(), 1, None)
+
+    def lookups_of(self, input: torch.Tensor) -> list[tuple[PooledLookup, Bags]]:
+        """Return the lookup that forward() makes of the same input, for prefetch. Raises: as forward()."""
+        return [(self._present_lookup(), self._bags(input))]
 
     def to_dense(self) -> nn.Embedding:
         """Return an nn.Embedding with the same rows, all in memory."""

@@ -18,6 +18,7 @@ from mtrains.eager import outside_graphs
 from mtrains.errors import StateError
 from mtrains.row_grad import GradPiece, RowGrad
 from mtrains.specs import MODES
+from mtrains.store import Store
 from mtrains.weight import TableGraph, TieredWeight
 
 __all__ = ["Bags", "PooledLookup"]
@@ -131,6 +132,16 @@ class PooledLookup:
         self._spec = LookupSpec(
             [weight.table.number for weight in weights], [MODES.index(mode) for mode in modes], self._columns
         )
+
+    @property
+    def store(self) -> Store:
+        """The store of the tables."""
+        return self._store
+
+    @property
+    def spec(self) -> LookupSpec:
+        """The features, as the engine knows them."""
+        return self._spec
 
     def __call__(self, bags: Bags) -> torch.Tensor:
         """Return the pooled rows, [B, sum of D] of the tables' dtype.

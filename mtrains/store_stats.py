@@ -24,8 +24,12 @@ class StoreStats:
     refetches. Of the log: rows_read, block_reads, bytes_read, rows_appended, bytes_appended, gc_rows,
     gc_bytes_appended, bytes_written, segments_deleted, segments_damaged (that garbage collection could not read), ...
     tables: of each table dram_hits (and so on, by tier), new, fetches, and rows_appended (to the log, by training).
-    seconds: where time went: compute, io_wait (reads of the log), write_back (waits for room in the log),
-    writing (the writer thread's commits), ... io_engine: the effective one; refused_engines: which others
+    prefetch: tickets staged, used (by their forward), used_unstaged (planned ahead only), cancelled (a pass needed
+    their slots), expired (no forward came); staged_rows, staged_fetches: rows brought ahead, and those of them out of
+    the log; pinned_rows: now.
+    seconds: where time went: compute, io_wait (passes that wait for reads of the log), write_back (waits for room in
+    the log), staging (bringing rows ahead, beside all of these), staging_io (of it, reads of the log), writing (the
+    writer thread's commits), ... io_engine: the effective one; refused_engines: which others
     were refused, and why. providers: what each slot tier is made of.
     emulated: tiers that stand in for a device that is not there. write_amplification: bytes of segments written
     over bytes of rows that training appended (headers, checksums, what checkpoints left empty and garbage
@@ -36,6 +40,7 @@ class StoreStats:
 
     tiers: Mapping[str, Mapping[str, float]]
     tables: Mapping[str, Mapping[str, float]]
+    prefetch: Mapping[str, float]
     seconds: Mapping[str, float]
     io_engine: str
     refused_engines: str
@@ -74,6 +79,7 @@ def collect_stats(session: Session | ReaderSession) -> StoreStats:
     return StoreStats(
         tiers={**{tier: counters[tier] for tier in SLOT_TIERS if tier in counters}, "ssd": ssd},
         tables=session.engine_counters.tables(engine, session.tables),
+        prefetch=counters["prefetch"],
         seconds={**counters["time"], "writing": writer.write_seconds},
         io_engine=session.io_engine,
         refused_engines=engine.refused_engines(),

@@ -63,13 +63,16 @@ def open_model(store, optimizer, dtype):
     return bags, OPTIMIZERS[optimizer](bags.parameters(), lr=0.05)
 
 
-def replay(store, optimizer="rowwise_adagrad", dtype=torch.float32, between=lambda step: None, start=0):
+def replay(
+    store, optimizer="rowwise_adagrad", dtype=torch.float32, between=lambda step: None, start=0, prefetch=None
+):
     """Train on the recorded batches; return a hash of all outputs and the store's digest."""
     bags, update = open_model(store, optimizer, dtype)
     outputs = hashlib.sha256()
-    for step, batch in enumerate(BATCHES):
-        if step < start:
-            continue
+    loader = list(enumerate(BATCHES))[start:]
+    if prefetch is not None:
+        loader = mtrains.prefetch(loader, lambda item: {bags: (item[1].indices, item[1].offsets)}, **prefetch)
+    for step, batch in loader:
         update.zero_grad()
         out = bags(batch.indices, batch.offsets)
         # Which NaN a sum of infinities gives is not defined (docs/exactness.md).
@@ -120,6 +123,18 @@ def test_sixteen_bit_weights_round_alike_in_any_budget(dtype):
         assert replay(store, dtype=dtype) == in_memory(dtype=dtype)
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2, 8])
+@pytest.mark.parametrize("lookahead", [0, 1, 8, 64])
+@pytest.mark.parametrize("dram", ["24KiB", "60KiB", "3MiB"])
+def test_prefetch_changes_no_bit(dram, lookahead, depth):
+    with mtrains.Store(dram=dram, seed=3) as store:
+        prefetch = {"lookahead": lookahead, "depth": depth}
+        assert replay(store, prefetch=prefetch) == in_memory_once("rowwise_adagrad", torch.float32)
+        assert store.engine.pinned_rows() == 0
+        counters = store.stats().prefetch
+        assert counters["staged"] > 0 or depth == 0 or dram == "24KiB"
+
+
 def random_chain(random):
     """Return sizes of tiers, any subset of them, and budgets of tables, from barely one row to everything."""
     tiers = random.sample(["hbm", "dram", "scm"], random.randint(1, 3))
@@ -132,6 +147,12 @@ def random_chain(random):
             passed_over = tier != fastest and random.random() < 0.4
             budgets[name] = {tier: 0 if passed_over else sizes[tier] // random.randint(4, 8)}
     return {**sizes, "budgets": budgets}
+
+
+def random_prefetch(random):
+    if random.random() < 0.3:
+        return None
+    return {"lookahead": random.choice([0, 1, 8, 64]), "depth": random.choice([0, 1, 2, 8])}
 
 
 @functools.cache
@@ -153,10 +174,10 @@ def test_no_chain_of_tiers_changes_a_bit(seed, tmp_path, restore_settings):
             if step % 3 == 1:
                 store.checkpoint(step, wait=random.random() < 0.5)
 
-        assert replay(store, optimizer, dtype, between=checkpoint) == expected
+        assert replay(store, optimizer, dtype, between=checkpoint, prefetch=random_prefetch(random)) == expected
         store.restore(7)
     with mtrains.Store(tmp_path / "store", **random_chain(random)) as store:
-        assert replay(store, optimizer, dtype, start=8)[1] == expected[1]
+        assert replay(store, optimizer, dtype, start=8, prefetch=random_prefetch(random))[1] == expected[1]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

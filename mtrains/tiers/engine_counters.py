@@ -9,7 +9,7 @@ from mtrains.tiers.catalog_records import TableRecord
 
 __all__ = ["EngineCounters"]
 
-_PRESENT_SIZES = frozenset({"slots", "used_slots", "used_bytes", "dirty_rows"})
+_PRESENT_SIZES = frozenset({"slots", "used_slots", "used_bytes", "dirty_rows", "pinned_rows"})
 
 
 class EngineCounters:

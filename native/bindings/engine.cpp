@@ -52,12 +52,11 @@ void require(bool condition, const char* what) {
   if (!condition) throw std::invalid_argument(what);
 }
 
-std::shared_ptr<Lookup> forward(Engine& engine, const LookupSpec& spec, std::uintptr_t indices_ptr,
-                                std::uint64_t num_indices, bool indices_int64, std::uintptr_t offsets_ptr,
-                                std::uint64_t num_offsets, bool offsets_int64, bool include_last_offset,
-                                std::uint64_t num_bags, std::uint64_t bag_size, std::uintptr_t weights_ptr,
-                                std::uintptr_t out_ptr, std::size_t out_stride, std::uintptr_t argmax_ptr,
-                                bool keep, DeviceCompute* device) {
+// Indices and bags of a lookup, as Python passes them.
+ForwardInput input_of(const LookupSpec& spec, std::uintptr_t indices_ptr, std::uint64_t num_indices,
+                      bool indices_int64, std::uintptr_t offsets_ptr, std::uint64_t num_offsets,
+                      bool offsets_int64, bool include_last_offset, std::uint64_t num_bags,
+                      std::uint64_t bag_size) {
   ForwardInput input;
   input.indices = {pointer<const void>(indices_ptr), num_indices, indices_int64};
   input.offsets = {pointer<const void>(offsets_ptr), num_offsets, offsets_int64};
@@ -68,6 +67,17 @@ std::shared_ptr<Lookup> forward(Engine& engine, const LookupSpec& spec, std::uin
   input.include_last_offset = include_last_offset;
   input.num_bags = num_bags;
   input.bag_size = bag_size;
+  return input;
+}
+
+std::shared_ptr<Lookup> forward(Engine& engine, const LookupSpec& spec, std::uintptr_t indices_ptr,
+                                std::uint64_t num_indices, bool indices_int64, std::uintptr_t offsets_ptr,
+                                std::uint64_t num_offsets, bool offsets_int64, bool include_last_offset,
+                                std::uint64_t num_bags, std::uint64_t bag_size, std::uintptr_t weights_ptr,
+                                std::uintptr_t out_ptr, std::size_t out_stride, std::uintptr_t argmax_ptr,
+                                bool keep, DeviceCompute* device) {
+  ForwardInput input = input_of(spec, indices_ptr, num_indices, indices_int64, offsets_ptr, num_offsets,
+                                offsets_int64, include_last_offset, num_bags, bag_size);
   input.per_sample_weights = pointer<const float>(weights_ptr);
   input.out = pointer<float>(out_ptr);
   input.out_stride = out_stride;
@@ -75,6 +85,25 @@ std::shared_ptr<Lookup> forward(Engine& engine, const LookupSpec& spec, std::uin
   input.keep = keep;
   input.device = device;
   return engine.forward(spec.features, input);
+}
+
+std::shared_ptr<Ticket> foresee(Engine& engine, const LookupSpec& spec, std::uintptr_t indices_ptr,
+                                std::uint64_t num_indices, bool indices_int64, std::uintptr_t offsets_ptr,
+                                std::uint64_t num_offsets, bool offsets_int64, bool include_last_offset,
+                                std::uint64_t num_bags, std::uint64_t bag_size) {
+  return engine.foresee(spec.features,
+                        input_of(spec, indices_ptr, num_indices, indices_int64, offsets_ptr, num_offsets,
+                                 offsets_int64, include_last_offset, num_bags, bag_size));
+}
+
+bool stage(Engine& engine, const std::shared_ptr<Ticket>& ticket, double share, const LookupSpec& spec,
+           std::uintptr_t indices_ptr, std::uint64_t num_indices, bool indices_int64,
+           std::uintptr_t offsets_ptr, std::uint64_t num_offsets, bool offsets_int64,
+           bool include_last_offset, std::uint64_t num_bags, std::uint64_t bag_size) {
+  return engine.stage(ticket, spec.features,
+                      input_of(spec, indices_ptr, num_indices, indices_int64, offsets_ptr, num_offsets,
+                               offsets_int64, include_last_offset, num_bags, bag_size),
+                      share);
 }
 
 nb::object row_sums(Engine& engine, const std::shared_ptr<Lookup>& lookup, std::size_t feature,
@@ -115,12 +144,15 @@ nb::dict stats(Engine& engine) {
   LogCounters log;
   std::uint64_t dirty = 0;
   EngineTimes times;
+  TicketCounters tickets;
+  std::uint64_t pinned = 0;
   {
     const nb::gil_scoped_release release;
     engine.locked([&](RowStore& store) {
       access = store.counters();
       log = store.log().counters();
       dirty = store.dirty() + store.owed();
+      pinned = store.num_pinned();
       for (const auto& tier : store.levels()) {
         tiers.push_back({name_of(tier->spec().kind), tier->counters, tier->slots(), tier->used_slots(),
                          tier->used_bytes()});
@@ -128,8 +160,9 @@ nb::dict stats(Engine& engine) {
       tiers[0].used_bytes += store.resident_bytes();
     });
     times = engine.times();
+    tickets = engine.ticket_counters();
   }
-  nb::dict s, t, all;
+  nb::dict s, t, p, all;
   for (std::size_t i = 0; i < tiers.size(); ++i) {
     const auto& [name, counters, slots, used_slots, used_bytes] = tiers[i];
     nb::dict d;
@@ -152,7 +185,12 @@ nb::dict stats(Engine& engine) {
   s["segments_sealed"] = log.segments_sealed;
   t["plan"] = times.plan_seconds, t["move"] = times.move_seconds, t["compute"] = times.compute_seconds;
   t["io_wait"] = log.read_seconds, t["write_back"] = log.stall_seconds;
-  all["ssd"] = s, all["time"] = t;
+  t["staging"] = times.stage_seconds, t["staging_io"] = times.stage_read_seconds;
+  p["staged"] = tickets.staged, p["used"] = tickets.used, p["used_unstaged"] = tickets.used_unstaged;
+  p["cancelled"] = tickets.cancelled, p["expired"] = tickets.expired;
+  p["staged_rows"] = access.staged_rows, p["staged_fetches"] = access.staged_fetches;
+  p["pinned_rows"] = pinned;
+  all["ssd"] = s, all["time"] = t, all["prefetch"] = p;
   return all;
 }
 
@@ -567,6 +605,28 @@ void bind_training(nb::class_<Engine>& engine) {
       .def("table_counters", &table_counters);
 }
 
+void bind_ahead(nb::module_& m, nb::class_<Engine>& engine) {
+  nb::class_<Ticket>(m, "Ticket").def_prop_ro("ended", [](const Ticket& ticket) {
+    return ticket.state == Ticket::State::kEnded;
+  });
+  engine
+      .def("foresee", &foresee, Release(), "spec"_a, nb::kw_only(), "indices_ptr"_a, "num_indices"_a,
+           "indices_int64"_a, "offsets_ptr"_a, "num_offsets"_a, "offsets_int64"_a, "include_last_offset"_a,
+           "num_bags"_a, "bag_size"_a)
+      .def("stage", &stage, Release(), "ticket"_a, "share"_a, "spec"_a, nb::kw_only(), "indices_ptr"_a,
+           "num_indices"_a, "indices_int64"_a, "offsets_ptr"_a, "num_offsets"_a, "offsets_int64"_a,
+           "include_last_offset"_a, "num_bags"_a, "bag_size"_a)
+      .def("end_ticket", &Engine::end, Release(), "ticket"_a)
+      .def("begin_window", &Engine::begin_window, Release())
+      .def("end_window", &Engine::end_window, Release())
+      .def("enter_window", &Engine::enter_window, Release(), "batch"_a)
+      .def("leave_window", &Engine::leave_window, Release())
+      .def(
+          "pinned_rows",
+          [](Engine& self) { return self.locked([](RowStore& store) { return store.num_pinned(); }); },
+          Release());
+}
+
 void bind_tables(nb::class_<Engine>& engine) {
   engine
       .def(
@@ -737,17 +797,20 @@ void bind_engine(nb::module_& m) {
   nb::class_<Engine> engine(m, "Engine");
   engine
       .def(nb::new_([](const nb::sequence& tiers, int num_threads, std::uint32_t incarnation,
-                       std::uint64_t epoch, std::uint32_t max_pending_segments) {
+                       std::uint64_t epoch, std::uint32_t max_pending_segments, int eviction) {
+             require(eviction >= 0 && eviction <= 2, "an eviction is 0 (lru), 1 (lfu) or 2 (s3-fifo)");
              return std::shared_ptr<Engine>(
-                 new Engine(tiers_from(tiers), num_threads, incarnation, epoch, max_pending_segments),
+                 new Engine(tiers_from(tiers), num_threads, incarnation, epoch, max_pending_segments,
+                            static_cast<PolicyKind>(eviction)),
                  LeaveInForkedChild{});
            }),
            nb::kw_only(), "tiers"_a, "num_threads"_a, "incarnation"_a, "epoch"_a,
-           "max_pending_segments"_a = 32)
+           "max_pending_segments"_a = 32, "eviction"_a = 0)
       .def("set_num_threads", &Engine::set_num_threads, Release(), "n"_a)
       .def("close", &Engine::close, Release());
   bind_tables(engine);
   bind_training(engine);
+  bind_ahead(m, engine);
   bind_log(engine);
   bind_checkpoints(engine);
 }

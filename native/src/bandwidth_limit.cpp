@@ -51,20 +51,20 @@ BandwidthLimit::BandwidthLimit(const DeviceLimits& limits, Clock clock, SleepUnt
   set(&write_, limits.write_bytes_per_second, limits.write_latency_seconds);
 }
 
-void BandwidthLimit::charge(Bucket* bucket, std::uint64_t num_requests, std::uint64_t bytes_each) {
-  if (num_requests == 0) return;
+std::int64_t BandwidthLimit::owe(Bucket* bucket, std::uint64_t num_requests, std::uint64_t bytes_each) {
+  if (num_requests == 0) return 0;
   const std::uint64_t granule = limits_.granule_bytes;
   const double bytes =
       static_cast<double>(num_requests) * static_cast<double>((bytes_each + granule - 1) / granule * granule);
   double cost = bucket->latency_nanoseconds;
   if (bucket->bytes_per_second > 0) cost += bytes / bucket->bytes_per_second * kSecond;
-  std::int64_t now, until;
-  {
-    const std::lock_guard lock(bucket->mutex);
-    now = clock_();
-    bucket->busy_until = std::max(bucket->busy_until, static_cast<double>(now - kBurstNanoseconds)) + cost;
-    until = static_cast<std::int64_t>(bucket->busy_until);
-  }
+  const std::lock_guard lock(bucket->mutex);
+  bucket->busy_until = std::max(bucket->busy_until, static_cast<double>(clock_() - kBurstNanoseconds)) + cost;
+  return static_cast<std::int64_t>(bucket->busy_until);
+}
+
+void BandwidthLimit::wait(Bucket* bucket, std::int64_t until) {
+  const std::int64_t now = clock_();
   if (until - now < kMinSleepNanoseconds) return;
   sleep_until_(until);
   bucket->slept += std::max<std::int64_t>(clock_() - now, 0);

@@ -7,11 +7,13 @@
 namespace mtrains {
 
 Engine::Engine(std::vector<TierSpec> tiers, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
-               std::uint32_t max_pending)
+               std::uint32_t max_pending, PolicyKind eviction)
     : threads_(num_threads),
-      store_(std::make_unique<RowStore>(std::move(tiers), incarnation, epoch, max_pending, threads_)),
+      store_(
+          std::make_unique<RowStore>(std::move(tiers), incarnation, epoch, max_pending, threads_, eviction)),
       places_(store_->log().places()) {
   store_->wait_for_room = [this] { wait_for_room(); };
+  store_->release_pins = [this] { unpin_all(); };
   store_->log().on_sealed = [this] { tell_sealed(); };
 }
 
@@ -24,9 +26,11 @@ void Engine::close() {
     room_.notify_all();
   }
   signal();
-  // A pass that waited has left by now; memory, descriptors and threads go with the last one.
+  // What waited has left by now; memory, descriptors and threads go with the last one.
+  const std::lock_guard<std::mutex> staging(staging_mutex_);
   const std::lock_guard<std::mutex> pass(pass_mutex_);
   const std::lock_guard<std::mutex> lock(mutex_);
+  tickets_.clear();
   store_.reset();
   places_->forget(~std::uint64_t{0});
   threads_.resize(1);

@@ -71,7 +71,8 @@ void Engine::lay_out(const std::vector<FeatureSpec>& features, const ForwardInpu
 
 // Which rows of a feature are in the compute tier, and where. Runs in a worker.
 void Engine::find_rows(FeatureLookup& feature, const IndexSpan& indices, bool plan_free,
-                       std::vector<std::uint32_t>& missing, std::vector<std::uint64_t>& plain_rows) {
+                       const TicketTable* pinned, std::vector<std::uint32_t>& missing,
+                       std::vector<std::uint64_t>& plain_rows) {
   Table& table = store_->table(feature.table);
   BatchPlan& plan = feature.plan;
   if (plan_free) {
@@ -91,6 +92,10 @@ void Engine::find_rows(FeatureLookup& feature, const IndexSpan& indices, bool pl
     return;
   }
   plan.set_bags(feature.offsets.data(), feature.offsets.size() - 1);
+  if (pinned != nullptr && !pinned->slots.empty()) {
+    store_->use_pinned(*pinned, plan.rows, plan.slots);
+    return;
+  }
   plan.slots.resize(plan.num_unique());
   store_->find(table, plan.rows.data(), plan.num_unique(), plan.slots.data(), missing);
 }
@@ -116,6 +121,8 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
   lay_out(features, input, *lookup, begins);
   store_->settle_residency();
   store_->next_clock();
+  const std::shared_ptr<Ticket> ticket = take_ticket(*lookup, input, begins);
+  const Bring why = ticket != nullptr && ticket->counted ? Bring::kAgain : Bring::kAccess;
 
   // Features of one table are planned by one task, since they touch the same slots.
   std::vector<std::vector<std::size_t>> by_table;
@@ -144,7 +151,9 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
       for (const std::size_t f : by_table[group]) {
         const Table& table = store_->table(features[f].table);
         const IndexSpan span = span_of(f);
-        if (plan_free(table, input)) {
+        if (ticket != nullptr) {
+          lookup->features[f].plan = std::move(ticket->plans[f]);
+        } else if (plan_free(table, input)) {
           for (std::uint64_t p = 0; p < span.size && !bad[f]; ++p) {
             if (static_cast<std::uint64_t>(span.at(p)) >= table.num_rows) bad[f] = BadIndex{p, span.at(p)};
           }
@@ -159,9 +168,10 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
     threads_.run(by_table.size(), [&](std::size_t group) {
       for (const std::size_t f : by_table[group]) {
         find_rows(lookup->features[f], span_of(f), plan_free(store_->table(features[f].table), input),
-                  missing[f], plain_rows[f]);
+                  ticket != nullptr ? ticket->table(features[f].table) : nullptr, missing[f], plain_rows[f]);
       }
     });
+    if (ticket != nullptr) unpin(*ticket);  // this pass protects the rows by now
   }
 
   // Features whose rows are in the tier together are pooled together.
@@ -175,15 +185,15 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
       const Stopwatch watch(times_.move_seconds);
       store_->counters().unplanned_positions += feature.plan.num_positions;
       std::vector<std::uint32_t> unused(plain_rows[f].size());
-      store_->bring(table, plain_rows[f].data(), unused.data(), missing[f], true);
-    } else if (!(found_holds ? bring_found(feature, missing[f]) : bring_all(feature))) {
+      store_->bring(table, plain_rows[f].data(), unused.data(), missing[f], why);
+    } else if (!(found_holds ? bring_found(feature, missing[f], why) : bring_all(feature, why))) {
       // What is ready goes first; then this feature has the tier to itself.
       pool_features(ready, *lookup, features, input, begins);
       ready.clear();
       store_->next_clock();
       found_holds = false;
-      if (unique > store_->pass_capacity(table) || !bring_all(feature)) {
-        pool_in_pieces(f, *lookup, features, input, begins);
+      if (unique > store_->pass_capacity(table) || !bring_all(feature, why)) {
+        pool_in_pieces(f, *lookup, features, input, begins, why);
         store_->next_clock();
         continue;
       }
@@ -221,10 +231,11 @@ PoolTask Engine::pool_task(std::size_t which, Lookup& lookup, const std::vector<
 }
 
 void Engine::pool_in_pieces(std::size_t which, Lookup& lookup, const std::vector<FeatureSpec>& features,
-                            const ForwardInput& input, const std::vector<std::uint64_t>& begins) {
+                            const ForwardInput& input, const std::vector<std::uint64_t>& begins, Bring why) {
   FeatureLookup& feature = lookup.features[which];
   const Table& table = store_->table(feature.table);
-  store_->count_accesses(store_->table(feature.table), feature.plan.rows.data(), feature.plan.num_unique());
+  if (why == Bring::kAccess)
+    store_->count_accesses(store_->table(feature.table), feature.plan.rows.data(), feature.plan.num_unique());
   feature.plan.slots.clear();
   feature.version = table.version;
   feature.generation = ~std::uint64_t{0};  // the plan names no slots

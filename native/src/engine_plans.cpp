@@ -8,28 +8,45 @@
 
 namespace mtrains {
 
-bool Engine::bring_found(FeatureLookup& feature, const std::vector<std::uint32_t>& missing) {
+bool Engine::bring(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots,
+                   const std::vector<std::uint32_t>& missing, Bring why) {
+  std::vector<std::uint32_t> found;
+  if (why == Bring::kAccess && !table.resident && store_->hears_accesses(table)) {
+    for (std::size_t i = 0, m = 0; i < n; ++i) {
+      if (m < missing.size() && missing[m] == i) {
+        ++m;
+      } else {
+        found.push_back(slots[i]);
+      }
+    }
+  }
+  while (!store_->bring(table, rows, slots, missing, why)) {
+    if (!unpin_latest()) return false;
+  }
+  if (why == Bring::kAccess) {
+    store_->accessed(table, found.data(), found.size());
+    store_->count_hits(table, n - missing.size());
+  }
+  return true;
+}
+
+bool Engine::bring_found(FeatureLookup& feature, const std::vector<std::uint32_t>& missing, Bring why) {
   const Stopwatch watch(times_.move_seconds);
   Table& table = store_->table(feature.table);
-  if (!store_->bring(table, feature.plan.rows.data(), feature.plan.slots.data(), missing, true)) return false;
-  store_->count_hits(table, feature.plan.num_unique() - missing.size());
-  return true;
+  BatchPlan& plan = feature.plan;
+  return bring(table, plan.rows.data(), plan.num_unique(), plan.slots.data(), missing, why);
 }
 
-bool Engine::bring_all(FeatureLookup& feature) {
+bool Engine::bring_all(FeatureLookup& feature, Bring why) {
   const Stopwatch watch(times_.move_seconds);
   return locate(store_->table(feature.table), feature.plan.rows.data(), feature.plan.num_unique(),
-                feature.plan.slots.data(), true);
+                feature.plan.slots.data(), why);
 }
 
-bool Engine::locate(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots,
-                    bool counted) {
+bool Engine::locate(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots, Bring why) {
   std::vector<std::uint32_t> missing;
   store_->find(table, rows, n, slots, missing);
-  const std::size_t found = n - missing.size();
-  if (!store_->bring(table, rows, slots, missing, counted)) return false;
-  if (counted) store_->count_hits(table, found);
-  return true;
+  return bring(table, rows, n, slots, missing, why);
 }
 
 void Engine::each_piece(FeatureLookup& feature,
@@ -55,7 +72,7 @@ void Engine::each_piece(FeatureLookup& feature,
     rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
     slots.resize(rows.size());
     store_->next_clock();
-    if (!locate(table, rows.data(), rows.size(), slots.data(), false)) {
+    if (!locate(table, rows.data(), rows.size(), slots.data(), Bring::kAgain)) {
       // Slots of other strides could not be taken over whole; a smaller piece does.
       if (capacity == 1)
         throw CapacityError("table '" + table.name + "': no slot could be freed in the compute tier");
@@ -107,7 +124,7 @@ void Engine::weight_grad(Lookup& lookup, std::size_t which, const float* grad, s
   BatchPlan& plan = feature.plan;
   std::vector<std::uint32_t> slots(plan.num_unique());
   if (plan.num_unique() <= store_->pass_capacity(table) &&
-      locate(table, plan.rows.data(), plan.num_unique(), slots.data(), false)) {
+      locate(table, plan.rows.data(), plan.num_unique(), slots.data(), Bring::kAgain)) {
     plan.slots = std::move(slots);
     finish_plan(feature, true);
     run(plan.slot_of_position.data(), 0, plan.num_positions);

@@ -58,7 +58,7 @@ void Engine::write_rows(std::uint32_t number, const std::int64_t* rows, std::siz
     const std::uint64_t count = std::min(capacity, plan.num_unique() - begin);
     slots.assign(count, 0);
     store_->next_clock();
-    if (!locate(table, plan.rows.data() + begin, count, slots.data(), false)) {
+    if (!locate(table, plan.rows.data() + begin, count, slots.data(), Bring::kAgain)) {
       if (capacity == 1)
         throw CapacityError("table '" + table.name + "': no slot could be freed in the compute tier");
       capacity = std::max<std::uint64_t>(1, capacity / 2);

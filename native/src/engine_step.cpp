@@ -74,7 +74,7 @@ bool Engine::locate_updates(std::vector<Located>& located) {
     item.own_slots.resize(item.num_rows);
     item.slots = item.own_slots.data();
     if (item.num_rows > store_->pass_capacity(*item.table) ||
-        !locate(*item.table, item.rows, item.num_rows, item.own_slots.data(), false)) {
+        !locate(*item.table, item.rows, item.num_rows, item.own_slots.data(), Bring::kAgain)) {
       return false;
     }
   }
@@ -87,7 +87,7 @@ void Engine::update_in_pieces(Located& item, DeviceCompute* device, bool* change
     const std::uint64_t count = std::min(capacity, item.num_rows - begin);
     item.own_slots.assign(count, 0);
     store_->next_clock();
-    if (!locate(*item.table, item.rows + begin, count, item.own_slots.data(), false)) {
+    if (!locate(*item.table, item.rows + begin, count, item.own_slots.data(), Bring::kAgain)) {
       if (capacity == 1)
         throw CapacityError("table '" + item.table->name + "': no slot could be freed in the compute tier");
       capacity = std::max<std::uint64_t>(1, capacity / 2);

@@ -14,8 +14,8 @@ void LogRead::run_all(BlockReader* reader, ReadBuffers& buffers, const void* con
   const auto begin = std::chrono::steady_clock::now();
   for (const Waiting& row : waiting_) {
     ++counters_.rows_forwarded;
-    take_record(block_in_image(row.segment->image.data(), block_of(row.read.location)), row.layout,
-                row.segment_id, /*checked=*/true, row.read, buffers, context, take);
+    take_record(block_in_image(row.segment->image.data(), block_of(row.read.location)), row.source,
+                row.layout, row.segment_id, /*checked=*/true, row.read, buffers, context, take);
   }
   std::sort(placed_.begin(), placed_.end(), [](const Placed& x, const Placed& y) {
     return x.offset != y.offset ? x.offset < y.offset : x.read.tag < y.read.tag;
@@ -54,15 +54,15 @@ void LogRead::read_chunk(std::size_t begin, std::size_t end, BlockReader& reader
     const std::byte* blocks = extents[extent].buffer;
     if (!same_block) check(blocks, placed_[i]);
     ++counters_.rows_read;
-    take_record(blocks, trailer_of(blocks).layout, placed_[i].segment_id, /*checked=*/false, placed_[i].read,
-                buffers, context, take);
+    take_record(blocks, placed_[i].source, trailer_of(blocks).layout, placed_[i].segment_id,
+                /*checked=*/false, placed_[i].read, buffers, context, take);
   }
 }
 
 void LogRead::check(const std::byte* blocks, const Placed& placed) const {
   const std::uint32_t block = block_of(placed.read.location);
   if (check_block(blocks, placed.segment_id, block) &&
-      trailer_of(blocks).table == static_cast<std::uint16_t>(table_))
+      trailer_of(blocks).table == static_cast<std::uint16_t>(sources_[placed.source].table))
     return;
   throw CorruptionError(path_ + ": block " + std::to_string(block) + " of segment " +
                         std::to_string(placed.segment_id) + " at offset " + std::to_string(placed.offset) +
@@ -71,22 +71,23 @@ void LogRead::check(const std::byte* blocks, const Placed& placed) const {
 }
 
 // checked: nothing of the record was read from the file.
-void LogRead::take_record(const std::byte* blocks, std::uint16_t layout, std::uint64_t segment_id,
-                          bool checked, const RowRead& read, ReadBuffers& buffers, const void* context,
-                          Take take) const {
+void LogRead::take_record(const std::byte* blocks, std::uint32_t source, std::uint16_t layout,
+                          std::uint64_t segment_id, bool checked, const RowRead& read, ReadBuffers& buffers,
+                          const void* context, Take take) const {
   const std::uint32_t block = block_of(read.location);
-  if (layout >= strides_->size()) {
+  const Strides& strides = *sources_[source].strides;
+  if (layout >= strides.size()) {
     throw CorruptionError(path_ + ": segment " + std::to_string(segment_id) + " has a row of layout " +
                           std::to_string(layout) + ", which its table does not know; run `mtrains verify`");
   }
-  const std::size_t stride = (*strides_)[layout];
+  const std::size_t stride = strides[layout];
   if (stride <= kBlockDataBytes) {
     if ((position_of(read.location) + 1) * stride > kBlockDataBytes) {
       throw CorruptionError(path_ + ": the directory names a row beyond the end of block " +
                             std::to_string(block) + " of segment " + std::to_string(segment_id) +
                             "; run `mtrains verify --rebuild`");
     }
-    take(context, read.tag, layout, blocks + position_of(read.location) * stride);
+    take(context, read.tag, layout, {blocks + position_of(read.location) * stride, stride});
     return;
   }
   const std::uint32_t num_blocks = blocks_per_record(stride);
@@ -103,7 +104,7 @@ void LogRead::take_record(const std::byte* blocks, std::uint16_t layout, std::ui
     const std::size_t done = i * kBlockDataBytes;
     std::memcpy(record.data() + done, chunk, std::min(kBlockDataBytes, stride - done));
   }
-  take(context, read.tag, layout, record.data());
+  take(context, read.tag, layout, {record.data(), stride});
 }
 
 }  // namespace mtrains

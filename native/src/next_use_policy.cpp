@@ -29,7 +29,7 @@ void NextUsePolicy::inserted(SlotIndex& index, std::uint32_t slot) {
 
 void NextUsePolicy::released(SlotIndex& index, std::uint32_t slot) {
   beyond_->released(index, slot);
-  take_back_held(index);
+  if (!held_.empty()) take_back_held(index);
 }
 
 void NextUsePolicy::clear() {
@@ -136,11 +136,16 @@ bool NextUsePolicy::peek(SlotIndex& index, std::uint32_t clock, Victim* victim) 
 }
 
 std::int64_t NextUsePolicy::victim(SlotIndex& index, std::uint32_t clock) {
-  Victim victim;
-  if (!peek(index, clock, &victim)) return -1;
-  if (victim.next_use == kNoUse) return beyond_->victim(index, clock);
-  waiting_for(victim.next_use).slots.pop_back();
-  return victim.slot;
+  begin(index, clock);
+  if (index.num_used() > index.num_wanted()) {
+    const std::int64_t unwanted = beyond_->victim(index, clock);
+    if (unwanted >= 0) return unwanted;
+  }
+  if (!advance(index, clock)) return -1;
+  std::vector<std::uint32_t>& slots = waiting_for(batches_.front()).slots;
+  const std::uint32_t slot = slots.back();
+  slots.pop_back();
+  return slot;
 }
 
 }  // namespace mtrains

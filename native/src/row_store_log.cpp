@@ -135,10 +135,11 @@ void RowStore::peek(Table& table, const std::int64_t* rows, std::size_t n,
         take(i, converted.data());
       }
     }
-    log_.read(table.number, reads, [&](std::uint32_t i, std::uint16_t layout, const std::byte* record) {
-      copy_record(table, layout, record, converted.data());
-      take(begin + i, converted.data());
-    });
+    log_.read(table.number, reads,
+              [&](std::uint32_t i, std::uint16_t layout, std::span<const std::byte> record) {
+                copy_record(table, layout, record.data(), converted.data());
+                take(begin + i, converted.data());
+              });
     if (device_slots.empty()) continue;
     std::size_t next = 0;
     each_record(table.pool(), device_slots,

@@ -13,6 +13,14 @@ namespace {
 constexpr std::size_t kPrefetchRows = 16;
 constexpr std::size_t kRowsPerTask = 256;
 
+// What was read of row i before, if the row still is where it was read.
+const StagedRows::Row* staged_row(const StagedRows* staged, const std::uint32_t* read_of_row, std::uint32_t i,
+                                  Location location) {
+  if (staged == nullptr || read_of_row[i] == StagedRows::kNone) return nullptr;
+  const StagedRows::Row& row = staged->rows[read_of_row[i]];
+  return row.location == location ? &row : nullptr;
+}
+
 }  // namespace
 
 void RowStore::next_clock() {
@@ -49,7 +57,8 @@ void RowStore::find(Table& table, const std::uint64_t* rows, std::size_t n, std:
     }
   }
   for (std::size_t i = 0; i < n; ++i) {
-    if (slots[i] != 0xffffffffu) first_uses += index.touch(slots[i], clock_);
+    if (slots[i] != 0xffffffffu)
+      first_uses += index.touch(slots[i], clock_) && index.hot(slots[i]).pins() == 0;
   }
   table.pool().num_protected.fetch_add(first_uses, std::memory_order_relaxed);
 }
@@ -71,10 +80,11 @@ std::uint64_t RowStore::pass_capacity(const Table& table) const {
 }
 
 bool RowStore::bring(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
-                     const std::vector<std::uint32_t>& missing, bool counted) {
+                     const std::vector<std::uint32_t>& missing, Bring why, const StagedRows* staged,
+                     const std::uint32_t* read_of_row) {
   if (missing.empty()) return true;
   if (table.resident) {
-    bring_resident(table, rows, missing, counted);
+    bring_resident(table, rows, missing, why, staged, read_of_row);
     return true;
   }
   // Another lookup of this pass may have brought some of them meanwhile. Those in lower tiers stay there
@@ -91,8 +101,8 @@ bool RowStore::bring(Table& table, const std::uint64_t* rows, std::uint32_t* slo
     }
   }
   if (!make_room(table.pool(), absent.size())) return false;
-  if (counted) count_hits(table, missing.size() - absent.size());
-  bring_pooled(table, rows, slots, absent, counted);
+  if (why == Bring::kAccess) count_hits(table, missing.size() - absent.size());
+  bring_pooled(table, rows, slots, absent, why, staged, read_of_row);
   return true;
 }
 
@@ -121,11 +131,12 @@ void RowStore::copy_record(const Table& table, std::uint16_t layout, const std::
 }
 
 void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
-                              const std::vector<std::uint32_t>& missing, bool counted) {
+                              const std::vector<std::uint32_t>& missing, Bring why, const StagedRows* staged,
+                              const std::uint32_t* read_of_row) {
   std::vector<std::pair<std::uint64_t, std::byte*>> fresh;
   std::vector<RowRead> reads;
   std::vector<std::uint64_t> read_rows;
-  std::vector<std::uint64_t> all;
+  std::uint64_t from_staged = 0;
   const std::size_t stride = table.record().stride();
   std::uint64_t* present = table.present.as<std::uint64_t>();
   const auto set_present = [&](std::uint64_t row) {
@@ -136,7 +147,7 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
   for (const std::uint32_t i : missing) {
     const std::uint64_t row = rows[i];
     if (table.is_present(row)) {  // another lookup of this pass has brought it
-      if (counted) count_hits(table, 1);
+      if (why == Bring::kAccess) count_hits(table, 1);
       continue;
     }
     const Entry found = entry(table, row);
@@ -144,6 +155,10 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
     if ((found & kLocationMask) == 0) {
       fresh.emplace_back(row, record);
       set_present(row);
+    } else if (const StagedRows::Row* read = staged_row(staged, read_of_row, i, found & kLocationMask)) {
+      copy_record(table, read->layout, staged->bytes.get() + read->begin, record);
+      set_present(row);
+      ++from_staged;
     } else {
       reads.push_back({found & kLocationMask, static_cast<std::uint32_t>(read_rows.size())});
       read_rows.push_back(row);
@@ -152,9 +167,10 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
   }
   initialise(table, fresh);
   try {
-    log_.read(table.number, reads, [&](std::uint32_t tag, std::uint16_t layout, const std::byte* record) {
-      copy_record(table, layout, record, table.arena.data() + read_rows[tag] * stride);
-    });
+    log_.read(table.number, reads,
+              [&](std::uint32_t tag, std::uint16_t layout, std::span<const std::byte> record) {
+                copy_record(table, layout, record.data(), table.arena.data() + read_rows[tag] * stride);
+              });
   } catch (...) {
     for (const std::uint64_t row : read_rows) {
       present[row / 64] &= ~(std::uint64_t{1} << (row % 64));
@@ -163,10 +179,21 @@ void RowStore::bring_resident(Table& table, const std::uint64_t* rows,
     }
     throw;
   }
-  if (counted) {
-    count_misses(table, fresh.size(), reads.size());
-  } else {
-    counters_.refetches += fresh.size() + reads.size();
+  count_brought(table, why, fresh.size(), reads.size() + from_staged, 0);
+}
+
+void RowStore::count_brought(Table& table, Bring why, std::uint64_t fresh, std::uint64_t fetched,
+                             std::uint64_t promoted) {
+  switch (why) {
+    case Bring::kAccess:
+      count_misses(table, fresh, fetched);
+      break;
+    case Bring::kAgain:
+      counters_.refetches += fresh + fetched + promoted;
+      break;
+    case Bring::kStaged:  // counted before
+      counters_.staged_rows += fresh + fetched + promoted;
+      counters_.staged_fetches += fetched;
   }
 }
 
@@ -182,17 +209,19 @@ void RowStore::promote(Table& table, Entry from, std::uint32_t slot) {
 }
 
 void RowStore::bring_pooled(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
-                            const std::vector<std::uint32_t>& missing, bool counted) {
+                            const std::vector<std::uint32_t>& missing, Bring why, const StagedRows* staged,
+                            const std::uint32_t* read_of_row) {
   if (missing.empty()) return;
   SlotPool& pool = table.pool();
   std::vector<std::pair<std::uint64_t, std::byte*>> fresh;
   std::vector<RowRead> reads;
+  std::uint64_t from_staged = 0;
   for (const std::uint32_t i : missing) entry(table, rows[i]);  // base pages first: they change the directory
   std::vector<std::uint32_t> new_slots;
   new_slots.reserve(missing.size());
-  std::vector<std::byte> staging(pool.device != nullptr ? missing.size() * pool.stride : 0);
+  std::vector<std::byte> for_device(pool.device != nullptr ? missing.size() * pool.stride : 0);
   const auto place = [&](std::size_t k) {
-    return pool.device != nullptr ? &staging[k * pool.stride] : pool.record(new_slots[k]);
+    return pool.device != nullptr ? &for_device[k * pool.stride] : pool.record(new_slots[k]);
   };
   // A read or a device may fail, so the rows stay where they are until the bytes of all have come.
   try {
@@ -207,15 +236,19 @@ void RowStore::bring_pooled(Table& table, const std::uint64_t* rows, std::uint32
         std::memcpy(place(k), lower->record(old), pool.stride);
       } else if (location == 0) {
         fresh.emplace_back(row, place(k));
+      } else if (const StagedRows::Row* read = staged_row(staged, read_of_row, missing[k], location)) {
+        copy_record(table, read->layout, staged->bytes.get() + read->begin, place(k));
+        ++from_staged;
       } else {
         reads.push_back({location, static_cast<std::uint32_t>(k)});
       }
     }
     initialise(table, fresh);
-    log_.read(table.number, reads, [&](std::uint32_t k, std::uint16_t layout, const std::byte* record) {
-      copy_record(table, layout, record, place(k));
-    });
-    if (pool.device != nullptr) pool.device->store(new_slots.data(), missing.size(), staging.data());
+    log_.read(table.number, reads,
+              [&](std::uint32_t k, std::uint16_t layout, std::span<const std::byte> record) {
+                copy_record(table, layout, record.data(), place(k));
+              });
+    if (pool.device != nullptr) pool.device->store(new_slots.data(), missing.size(), for_device.data());
   } catch (...) {
     for (const std::uint32_t slot : new_slots) pool.index.evict(slot);
     throw;
@@ -235,13 +268,10 @@ void RowStore::bring_pooled(Table& table, const std::uint64_t* rows, std::uint32
   for (const auto& tier : levels_) {
     const std::uint64_t rows_up = promoted[tier->level()];
     tier->charge(rows_up, 0, pool.stride);
-    if (counted) count_hits(table, rows_up, tier->level());
+    if (why == Bring::kAccess) count_hits(table, rows_up, tier->level());
   }
-  if (counted) {
-    count_misses(table, fresh.size(), reads.size());
-  } else {
-    counters_.refetches += missing.size();
-  }
+  const std::uint64_t fetched = reads.size() + from_staged;
+  count_brought(table, why, fresh.size(), fetched, missing.size() - fresh.size() - fetched);
 }
 
 // --- changing rows

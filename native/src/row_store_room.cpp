@@ -20,7 +20,9 @@ bool RowStore::make_room(SlotPool& pool, std::size_t needed) {
   while (pool.index.num_free() < needed && tier.grow(pool)) {
   }
   // What could be free at the end, without touching what this pass protects.
-  const auto evictable = [&pool] { return pool.index.capacity() - pool.num_protected.load(); };
+  const auto evictable = [&pool] {
+    return pool.index.capacity() - pool.num_protected.load() - pool.num_pinned;
+  };
   while (evictable() < needed) {
     if (!borrow(pool, /*only_older=*/false)) return false;
   }

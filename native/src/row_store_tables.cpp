@@ -43,7 +43,7 @@ std::uint32_t pending_within(std::uint64_t bytes) {
 }  // namespace
 
 RowStore::RowStore(std::vector<TierSpec> tiers, std::uint32_t incarnation, std::uint64_t epoch,
-                   std::uint32_t max_pending, ThreadPool& threads)
+                   std::uint32_t max_pending, ThreadPool& threads, PolicyKind eviction)
     : epoch_(epoch),
       threads_(threads),
       log_(incarnation, std::min(max_pending, pending_within(total_bytes(tiers))),
@@ -57,7 +57,7 @@ RowStore::RowStore(std::vector<TierSpec> tiers, std::uint32_t incarnation, std::
     if (tier.set_aside > tier.bytes)
       throw CapacityError(std::string("budgets of tables take ") + std::to_string(tier.set_aside) +
                           " bytes of " + name_of(tier.kind) + ", which has " + std::to_string(tier.bytes));
-    levels_.push_back(std::make_unique<SlotTier>(levels_.size(), std::move(tier)));
+    levels_.push_back(std::make_unique<SlotTier>(levels_.size(), std::move(tier), window_, eviction));
   }
 }
 
@@ -143,6 +143,7 @@ void RowStore::use_layout(std::uint32_t number, std::uint16_t layout) {
   Table& table = *tables_.at(number);
   const TableLayout next = table.layouts.at(layout);
   if (layout == table.layout) return;
+  release_pins();
   if (table.pools[0] != nullptr) empty_slots_of(table);
   if (table.resident) {
     // A running checkpoint knows the layouts of its moment, so what is owed to it leaves in the present one.
@@ -181,6 +182,7 @@ bool RowStore::fits_whole(const Table& table, std::uint64_t bytes) const {
 // together. Only in DRAM: elsewhere rows have slots, which cost their index.
 void RowStore::settle_residency() {
   if (!residency_stale_) return;
+  release_pins();
   const SlotTier& tier = compute();
   const auto own = [&tier](const Table& table) {
     return table.budgets[static_cast<std::size_t>(tier.spec().kind)];

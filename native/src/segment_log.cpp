@@ -53,23 +53,25 @@ Segment& SegmentLog::at(Location location) {
   return segments_[number];
 }
 
-std::unique_ptr<LogRead> SegmentLog::begin_read(std::uint32_t table, const std::vector<RowRead>& reads) {
+std::unique_ptr<LogRead> SegmentLog::begin_read() { return std::make_unique<LogRead>(path_, reads_); }
+
+void SegmentLog::add_to(LogRead& begun, std::uint32_t table, const std::vector<RowRead>& reads) {
   const Strides& strides = *strides_.at(table);
   const std::uint32_t num_blocks = blocks_per_record(*std::max_element(strides.begin(), strides.end()));
-  auto begun = std::make_unique<LogRead>(path_, table, strides_[table], reads_);
+  const auto source = static_cast<std::uint32_t>(begun.sources_.size());
+  begun.sources_.push_back({table, strides_[table]});
   for (const RowRead& read : reads) {
     const Segment& segment = at(read.location);
     const std::uint32_t block = block_of(read.location);
     if (segment.pending != nullptr) {
-      begun->waiting_.push_back(
-          {segment.pending, segment.id, segment.pending->header.blocks[block].layout, read});
+      begun.waiting_.push_back(
+          {segment.pending, segment.id, segment.pending->header.blocks[block].layout, source, read});
       continue;
     }
     const std::uint64_t end = segment.offset + kSegmentBytes;
-    begun->placed_.push_back(
-        {end - (std::uint64_t{block} + 1) * kPageBytes, segment.id, std::min(num_blocks, block + 1), read});
+    begun.placed_.push_back({end - (std::uint64_t{block} + 1) * kPageBytes, segment.id,
+                             std::min(num_blocks, block + 1), source, read});
   }
-  return begun;
 }
 
 void SegmentLog::count(const ReadCounters& read) {
@@ -79,10 +81,10 @@ void SegmentLog::count(const ReadCounters& read) {
   counters_.rows_forwarded += read.rows_forwarded;
 }
 
-BlockReader* SegmentLog::second_reader() {
+std::shared_ptr<BlockReader> SegmentLog::second_reader() {
   if (second_reader_ == nullptr && reader_ != nullptr)
     second_reader_ = BlockReader::open(path_, reader_->engine());
-  return second_reader_.get();
+  return second_reader_;
 }
 
 // --- appending

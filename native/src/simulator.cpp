@@ -5,9 +5,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "mtrains/lru_policy.h"
-#include "mtrains/s3_fifo_policy.h"
-
 namespace mtrains {
 namespace {
 
@@ -39,17 +36,6 @@ std::uint32_t num_slots(const SimulationSpec& spec, const AccessTrace& trace) {
 }
 
 }  // namespace
-
-std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, const LfuSpec& lfu) {
-  switch (kind) {
-    case PolicyKind::kLfu:
-      return std::make_unique<LfuPolicy>(lfu);
-    case PolicyKind::kS3Fifo:
-      return std::make_unique<S3FifoPolicy>();
-    default:
-      return std::make_unique<LruPolicy>();
-  }
-}
 
 Simulator::Simulator(const AccessTrace& trace, const SimulationSpec& spec)
     : trace_(trace),

@@ -30,8 +30,11 @@ const char* name_of(TierKind kind) {
 // --- one pool
 
 SlotPool::SlotPool(std::size_t level, std::size_t stride, std::uint64_t budget, const TierSpec& tier,
-                   SlotMemory& memory)
+                   SlotMemory& memory, const LookaheadWindow& window, PolicyKind beyond)
     : level(level), stride(stride), budget(budget), index(max_slots(budget, stride), memory) {
+  auto policy = std::make_unique<NextUsePolicy>(window, make_policy(beyond));
+  next_use = policy.get();
+  index.set_policy(std::move(policy));
   if (tier.device != nullptr) {
     device = tier.device->reserve(stride, max_slots(budget, stride));
   } else {
@@ -56,7 +59,8 @@ void SlotPool::trim() {
 
 // --- a tier
 
-SlotTier::SlotTier(std::size_t level, TierSpec spec) : level_(level), spec_(std::move(spec)) {}
+SlotTier::SlotTier(std::size_t level, TierSpec spec, const LookaheadWindow& window, PolicyKind beyond)
+    : level_(level), spec_(std::move(spec)), window_(window), beyond_(beyond) {}
 
 void SlotTier::give(const std::string& table, std::uint64_t bytes) {
   if (bytes > spec_.set_aside - given_) {
@@ -74,7 +78,7 @@ SlotPool* SlotTier::pool_for(std::uint32_t table, std::size_t stride, const std:
   auto& pool = pools_[{own != nullptr ? table : kShared, stride}];
   if (pool == nullptr) {
     SlotMemory& memory = spec_.memory != nullptr ? *spec_.memory : host_;
-    pool = std::make_unique<SlotPool>(level_, stride, budget, spec_, memory);
+    pool = std::make_unique<SlotPool>(level_, stride, budget, spec_, memory, window_, beyond_);
   }
   return pool.get();
 }
@@ -132,6 +136,33 @@ SlotPool* SlotTier::lender_for(SlotPool& pool, bool only_older, std::uint32_t cl
     }
   }
   return lender;
+}
+
+bool SlotTier::may_pin(const std::map<SlotPool*, std::uint64_t>& more, double share) const {
+  double shared = 0;
+  for (const auto& [key, pool] : pools_) {
+    const auto it = more.find(pool.get());
+    const std::uint64_t slots = pool->num_pinned + (it == more.end() ? 0 : it->second);
+    const double bytes = static_cast<double>(slots * pool->slot_bytes());
+    if (key.first == kShared) {
+      shared += bytes;
+    } else if (it != more.end() && bytes > share * static_cast<double>(pool->budget)) {
+      return false;
+    }
+  }
+  return shared <= share * static_cast<double>(shared_bytes());
+}
+
+void SlotTier::charge_limit(std::uint64_t rows_read, std::uint64_t rows_written, std::size_t stride) {
+  const std::int64_t read_until = spec_.limit->owe_read(rows_read, stride);
+  const std::int64_t write_until = spec_.limit->owe_write(rows_written, stride);
+  if (owed_ != nullptr) {
+    owed_->read_until = std::max(owed_->read_until, read_until);
+    owed_->write_until = std::max(owed_->write_until, write_until);
+    return;
+  }
+  if (rows_read > 0) spec_.limit->wait_read(read_until);
+  if (rows_written > 0) spec_.limit->wait_write(write_until);
 }
 
 std::uint64_t SlotTier::slots() const {

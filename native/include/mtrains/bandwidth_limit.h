@@ -39,11 +39,21 @@ class BandwidthLimit {
   const DeviceLimits& limits() const { return limits_; }
   // One batch of requests that were made together.
   void charge_read(std::uint64_t num_requests, std::uint64_t bytes_each) {
-    charge(&read_, num_requests, bytes_each);
+    wait_read(owe_read(num_requests, bytes_each));
   }
   void charge_write(std::uint64_t num_requests, std::uint64_t bytes_each) {
-    charge(&write_, num_requests, bytes_each);
+    wait_write(owe_write(num_requests, bytes_each));
   }
+  // The same in two parts, for callers that hold what others need: nanoseconds of the clock when the device
+  // would be done, and waiting until then.
+  std::int64_t owe_read(std::uint64_t num_requests, std::uint64_t bytes_each) {
+    return owe(&read_, num_requests, bytes_each);
+  }
+  std::int64_t owe_write(std::uint64_t num_requests, std::uint64_t bytes_each) {
+    return owe(&write_, num_requests, bytes_each);
+  }
+  void wait_read(std::int64_t until) { wait(&read_, until); }
+  void wait_write(std::int64_t until) { wait(&write_, until); }
   double read_seconds_slept() const { return read_.slept.load() * 1e-9; }
   double write_seconds_slept() const { return write_.slept.load() * 1e-9; }
 
@@ -55,7 +65,8 @@ class BandwidthLimit {
     double busy_until = 0;               // GUARDED_BY(mutex): nanoseconds of the clock
     std::atomic<std::int64_t> slept{0};  // nanoseconds
   };
-  void charge(Bucket* bucket, std::uint64_t num_requests, std::uint64_t bytes_each);
+  std::int64_t owe(Bucket* bucket, std::uint64_t num_requests, std::uint64_t bytes_each);
+  void wait(Bucket* bucket, std::int64_t until);
 
   const DeviceLimits limits_;
   const Clock clock_;

@@ -16,6 +16,7 @@
 #include "mtrains/kernels.h"
 #include "mtrains/row_store.h"
 #include "mtrains/thread_pool.h"
+#include "mtrains/ticket.h"
 
 namespace mtrains {
 
@@ -81,6 +82,17 @@ struct RowSums {
 
 struct EngineTimes {
   double compute_seconds = 0, plan_seconds = 0, move_seconds = 0;
+  double stage_seconds = 0;       // of the threads that stage, beside passes
+  double stage_read_seconds = 0;  // of these, waiting for the log
+};
+
+// What became of tickets.
+struct TicketCounters {
+  std::uint64_t staged = 0;         // rows brought and pinned
+  std::uint64_t used = 0;           // found by their forward, staged
+  std::uint64_t used_unstaged = 0;  // ... planned only
+  std::uint64_t cancelled = 0;      // unpinned, because a pass needed the slots
+  std::uint64_t expired = 0;        // ended without a forward
 };
 
 // Thread-safe. One pass (forward, step, write_rows, ...) runs at a time; the writer thread's calls come
@@ -91,7 +103,7 @@ class Engine {
  public:
   // tiers: from fast to slow; the first computes.
   Engine(std::vector<TierSpec> tiers, int num_threads, std::uint32_t incarnation, std::uint64_t epoch,
-         std::uint32_t max_pending);
+         std::uint32_t max_pending, PolicyKind eviction = PolicyKind::kLru);
   ~Engine();
   // Whoever waits gets StateError, later calls too. Memory, descriptors and threads are given back.
   void close();
@@ -116,6 +128,23 @@ class Engine {
                    std::size_t num_prior);
   // device: of a store whose compute tier is on one; gradients and sums are its own then.
   void step(std::vector<TableUpdate>& updates, DeviceCompute* device = nullptr);
+
+  // --- lookups that are known before their forward; from any thread
+  // The rows of a lookup. Throws as its forward would.
+  std::shared_ptr<Ticket> foresee(const std::vector<FeatureSpec>& features, const ForwardInput& input);
+  // Plans the lookup of a ticket, brings its rows and pins them, unless pins would take more than `share` of
+  // the compute tier or it was cancelled: false then, and its forward brings what is not there. One at a
+  // time. If it throws the ticket is as after false.
+  bool stage(const std::shared_ptr<Ticket>& ticket, const std::vector<FeatureSpec>& features,
+             const ForwardInput& input, double share);
+  // The ticket's forward will not come. Safe to repeat.
+  void end(const std::shared_ptr<Ticket>& ticket);
+  // The window of batches to come, by which rows are evicted. False if somebody else has begun one.
+  bool begin_window();
+  void end_window();
+  void enter_window(const std::vector<std::shared_ptr<Ticket>>& batch);  // the next one
+  void leave_window();                                                   // the oldest one
+  TicketCounters ticket_counters();
 
   // --- rows
   void read_rows(std::uint32_t table, const std::int64_t* rows, std::size_t n, float* out);
@@ -156,6 +185,11 @@ class Engine {
 
  private:
   struct Located;
+  // What planning needs of a table.
+  struct TableShape {
+    std::uint64_t num_rows;
+    std::int64_t padding_row;
+  };
 
   // The scope in which a thread may not enter again.
   class Inside {
@@ -214,8 +248,19 @@ class Engine {
   static bool plan_free(const Table& table, const ForwardInput& input) {
     return table.resident && !input.keep;
   }
-  void find_rows(FeatureLookup& feature, const IndexSpan& indices, bool plan_free,
+  void find_rows(FeatureLookup& feature, const IndexSpan& indices, bool plan_free, const TicketTable* pinned,
                  std::vector<std::uint32_t>& missing, std::vector<std::uint64_t>& plain_rows);
+  // The ticket of this lookup, which is no longer among tickets_, or null.
+  std::shared_ptr<Ticket> take_ticket(const Lookup& lookup, const ForwardInput& input,
+                                      const std::vector<std::uint64_t>& begins);
+  void plan(Ticket& ticket, const std::vector<FeatureSpec>& features, const ForwardInput& input);
+  bool bring_ahead(const std::shared_ptr<Ticket>& ticket, double share);
+  template <typename Call>
+  bool beside_passes(const Call& call);
+  bool unpin_latest();
+  void unpin(Ticket& ticket);
+  void unpin_all();
+  std::vector<TableShape> shapes_of(const std::vector<FeatureSpec>& features);
   [[noreturn]] void bad_index(const Table& table, std::uint64_t position, std::int64_t value) const;
   void pool_features(const std::vector<std::size_t>& which, Lookup& lookup,
                      const std::vector<FeatureSpec>& features, const ForwardInput& input,
@@ -223,12 +268,15 @@ class Engine {
   PoolTask pool_task(std::size_t which, Lookup& lookup, const std::vector<FeatureSpec>& features,
                      const ForwardInput& input, const std::vector<std::uint64_t>& begins);
   void pool_in_pieces(std::size_t which, Lookup& lookup, const std::vector<FeatureSpec>& features,
-                      const ForwardInput& input, const std::vector<std::uint64_t>& begins);
+                      const ForwardInput& input, const std::vector<std::uint64_t>& begins, Bring why);
   void finish_plan(FeatureLookup& feature, bool keep);
-  // Both count accesses; false, with nothing counted, if the rows do not fit beside what the pass protects.
-  bool bring_found(FeatureLookup& feature, const std::vector<std::uint32_t>& missing);
-  bool bring_all(FeatureLookup& feature);
-  bool locate(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots, bool counted);
+  // False, with nothing counted, if the rows do not fit beside what the pass protects; tickets give their
+  // slots back before that, the latest first.
+  bool bring(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots,
+             const std::vector<std::uint32_t>& missing, Bring why);
+  bool bring_found(FeatureLookup& feature, const std::vector<std::uint32_t>& missing, Bring why);
+  bool bring_all(FeatureLookup& feature, Bring why);
+  bool locate(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots, Bring why);
   std::uint64_t generation(const Table& table) const;
   // Calls run(slot_of_position, begin, end) for consecutive pieces of the feature's positions whose rows fit
   // together.
@@ -244,8 +292,13 @@ class Engine {
   void update_in_pieces(Located& located, DeviceCompute* device, bool* changed);
 
   std::mutex gate_;  // first come, first served before mutex_, so that passes cannot starve the writer thread
-  std::mutex mutex_;       // guards all state below
-  std::mutex pass_mutex_;  // one pass at a time, also while it waits for room; taken before gate_
+  std::mutex mutex_;             // guards all state below
+  std::mutex pass_mutex_;        // one pass at a time, also while it waits for room; taken before gate_
+  std::mutex staging_mutex_;     // one ticket is staged at a time; taken before pass_mutex_
+  ReadBuffers staging_buffers_;  // GUARDED_BY(staging_mutex_)
+  std::vector<std::shared_ptr<Ticket>> tickets_;  // that a forward may take, in the order of their batches
+  TicketCounters ticket_counters_;
+  bool has_window_ = false;
   std::unique_lock<std::mutex>* pass_lock_ = nullptr;  // of the pass in progress
   std::atomic<std::thread::id> pass_by_, locked_by_;   // who is inside; a pass that waits for room still is
   std::condition_variable room_;

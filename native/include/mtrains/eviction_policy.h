@@ -34,8 +34,10 @@ class EvictionPolicy {
 
   // A row came into the slot; counts as its first access. SlotIndex calls it.
   virtual void inserted(SlotIndex& /*index*/, std::uint32_t /*slot*/) {}
-  // A batch found its row in the slot: once per unique row and batch, however often it is touched.
+  // A batch found its row in the slot: once per unique row and batch, however often it is touched. Needs no
+  // call where hears_accesses() is false.
   virtual void accessed(SlotIndex& /*index*/, std::uint32_t /*slot*/) {}
+  virtual bool hears_accesses() const { return false; }
   // Nothing pins the slot any more. SlotIndex::unpin calls it.
   virtual void released(SlotIndex& /*index*/, std::uint32_t /*slot*/) {}
   // The row in the slot is no longer wanted(): it has no next use in the window.

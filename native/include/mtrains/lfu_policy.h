@@ -32,6 +32,7 @@ class LfuPolicy : public ScoredPolicy<FrequencyThenRecency> {
 
   void inserted(SlotIndex& index, std::uint32_t slot) override;
   void accessed(SlotIndex& index, std::uint32_t slot) override;
+  bool hears_accesses() const override { return true; }
   void evicted(SlotIndex& index, std::uint32_t slot) override;
 
  private:

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,21 +40,23 @@ struct ReadBuffers {
 // Strides of a table's records, by layout.
 using Strides = std::vector<std::size_t>;
 
-// Rows of one table that SegmentLog::begin_read found. No segment of theirs is deleted, and so no location of
+// Rows that SegmentLog::add_to found. No segment of theirs is deleted, and so no location of
 // theirs comes to mean another row, while this lives.
 class LogRead {
  public:
-  LogRead(std::string path, std::uint32_t table, std::shared_ptr<const Strides> strides,
-          ReadGenerations& generations)
-      : path_(std::move(path)), table_(table), strides_(std::move(strides)), generation_(generations) {}
+  LogRead(std::string path, ReadGenerations& generations)
+      : path_(std::move(path)), generation_(generations) {}
 
-  // Calls take(tag, layout, record) for each row, in no particular order; `record` is valid during the call.
+  bool empty() const { return placed_.empty() && waiting_.empty(); }
+
+  // Calls take(tag, layout, record) for each row, in no particular order; the bytes of `record` are valid
+  // during the call.
   // Needs no lock. `reader` may be null if all rows wait for their commit.
   // Throws IoError, CorruptionError; some rows may have been taken then.
   template <typename TakeRecord>
   void run(BlockReader* reader, ReadBuffers& buffers, const TakeRecord& take) {
     run_all(reader, buffers, &take,
-            [](const void* context, std::uint32_t tag, std::uint16_t layout, const std::byte* record) {
+            [](const void* context, std::uint32_t tag, std::uint16_t layout, Record record) {
               (*static_cast<const TakeRecord*>(context))(tag, layout, record);
             });
   }
@@ -61,13 +64,19 @@ class LogRead {
 
  private:
   friend class SegmentLog;
-  using Take = void (*)(const void*, std::uint32_t, std::uint16_t, const std::byte*);
+  using Record = std::span<const std::byte>;
+  using Take = void (*)(const void*, std::uint32_t, std::uint16_t, Record);
 
+  struct Source {
+    std::uint32_t table;
+    std::shared_ptr<const Strides> strides;
+  };
   // A row in the file. Its record may begin some blocks after `offset`'s.
   struct Placed {
     std::uint64_t offset;  // of its first block
     std::uint64_t segment_id;
     std::uint32_t num_blocks;  // to read: of the table's longest record, within the segment
+    std::uint32_t source;
     RowRead read;
   };
   // A row that waits for its commit.
@@ -75,6 +84,7 @@ class LogRead {
     std::shared_ptr<PendingSegment> segment;
     std::uint64_t segment_id;
     std::uint16_t layout;
+    std::uint32_t source;
     RowRead read;
   };
 
@@ -82,12 +92,12 @@ class LogRead {
   void read_chunk(std::size_t begin, std::size_t end, BlockReader& reader, ReadBuffers& buffers,
                   const void* context, Take take);
   void check(const std::byte* blocks, const Placed& placed) const;
-  void take_record(const std::byte* blocks, std::uint16_t layout, std::uint64_t segment_id, bool checked,
-                   const RowRead& read, ReadBuffers& buffers, const void* context, Take take) const;
+  void take_record(const std::byte* blocks, std::uint32_t source, std::uint16_t layout,
+                   std::uint64_t segment_id, bool checked, const RowRead& read, ReadBuffers& buffers,
+                   const void* context, Take take) const;
 
   std::string path_;
-  std::uint32_t table_;
-  std::shared_ptr<const Strides> strides_;
+  std::vector<Source> sources_;
   ReadGeneration generation_;
   std::vector<Placed> placed_;  // by offset
   std::vector<Waiting> waiting_;

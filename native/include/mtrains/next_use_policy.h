@@ -29,6 +29,7 @@ class NextUsePolicy : public EvictionPolicy {
   bool peek(SlotIndex& index, std::uint32_t clock, Victim* victim) override;
   void inserted(SlotIndex& index, std::uint32_t slot) override;
   void accessed(SlotIndex& index, std::uint32_t slot) override { beyond_->accessed(index, slot); }
+  bool hears_accesses() const override { return beyond_->hears_accesses(); }
   void released(SlotIndex& index, std::uint32_t slot) override;
   void evicted(SlotIndex& index, std::uint32_t slot) override { beyond_->evicted(index, slot); }
   void clear() override;

@@ -21,6 +21,7 @@
 #include "mtrains/segment_log.h"
 #include "mtrains/slot_tier.h"
 #include "mtrains/thread_pool.h"
+#include "mtrains/ticket.h"
 
 namespace mtrains {
 
@@ -80,7 +81,12 @@ struct Table {
 // lookup: hits of all tiers + new_rows + fetches = accesses.
 struct AccessCounters {
   std::uint64_t new_rows = 0, fetches = 0, refetches = 0, unplanned_positions = 0, pieces = 0;
+  std::uint64_t staged_rows = 0;     // new or from anywhere, brought before their forward
+  std::uint64_t staged_fetches = 0;  // of the fetches: those that staging made
 };
+
+// What a row is brought for: an access of a lookup, the same once more, or an access counted before.
+enum class Bring : std::uint8_t { kAccess, kAgain, kStaged };
 
 // Not thread-safe (the engine's mutex guards it), except find() for rows of distinct tables and mark_dirty()
 // for distinct rows.
@@ -88,7 +94,7 @@ class RowStore {
  public:
   // tiers: from fast to slow, each with a budget; the first computes.
   RowStore(std::vector<TierSpec> tiers, std::uint32_t incarnation, std::uint64_t epoch,
-           std::uint32_t max_pending, ThreadPool& threads);
+           std::uint32_t max_pending, ThreadPool& threads, PolicyKind eviction = PolicyKind::kLru);
   ~RowStore() { close_base(); }
   RowStore(const RowStore&) = delete;
   RowStore& operator=(const RowStore&) = delete;
@@ -96,6 +102,8 @@ class RowStore {
   // Blocks until the log has room; may let the writer thread in (locations, dirty stamps and segments change
   // meanwhile, slots do not). Throws if the log failed.
   std::function<void()> wait_for_room;
+  // Unpins every row: slots are about to go.
+  std::function<void()> release_pins = [] {};
 
   // --- tables
   std::uint32_t add_table(std::string name, std::uint64_t num_rows, std::uint32_t dim, WeightType dtype,
@@ -118,14 +126,37 @@ class RowStore {
   void find(Table& table, const std::uint64_t* rows, std::size_t n, std::uint32_t* slots,
             std::vector<std::uint32_t>& missing);
   // Brings the missing rows in and sets their slots. False, with nothing brought, if they do not fit beside
-  // what this pass protects. `counted`: whether this is an access (a fetch) or a repetition of one (a
-  // refetch). If it throws, every row is still where one copy of it was before.
+  // what this pass protects and what is pinned. If it throws, every row is still where one copy of it was
+  // before. staged: bytes that were read before, with read_of_row for `rows`.
   bool bring(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
-             const std::vector<std::uint32_t>& missing, bool counted);
+             const std::vector<std::uint32_t>& missing, Bring why, const StagedRows* staged = nullptr,
+             const std::uint32_t* read_of_row = nullptr);
+  // Tells the policies that hear of it that a batch found its rows in these slots.
+  void accessed(Table& table, const std::uint32_t* slots, std::size_t n);
+  bool hears_accesses(const Table& table) const { return table.pool().index.policy().hears_accesses(); }
   // Counts one access a row, by where the rows are now.
   void count_accesses(Table& table, const std::uint64_t* rows, std::size_t n);
   // Rows of a table that surely fit in a pass of their own; >= 1.
   std::uint64_t pass_capacity(const Table& table) const;
+
+  // --- rows of batches to come
+  // Pins the ticket's rows that are in the compute tier, finds those that are not, and counts an access of
+  // each. False, and nothing changed, if its pins would leave more than `share` of the tier pinned.
+  bool begin_staging(Ticket& ticket, double share, StagedRows& staged);
+  // Brings rows [begin, end) of `staged.missing` of the ticket's table number `which` and pins them. False if
+  // they do not fit.
+  bool finish_staging(Ticket& ticket, std::size_t which, const StagedRows& staged, std::size_t begin,
+                      std::size_t end);
+  // Marks the pinned rows as used by this pass, and sets slots of rows, which are some of them, ascending.
+  void use_pinned(const TicketTable& pinned, const std::vector<std::uint64_t>& rows,
+                  std::vector<std::uint32_t>& slots);
+  void unpin(TicketTable& pinned);
+  std::uint64_t num_pinned() const;
+  LookaheadWindow& window() { return window_; }
+  void add_to_window(Table& table, const std::uint64_t* rows, std::size_t n);
+  void leave_window();
+  void clear_window();
+  void defer_waits(OwedWaits* owed);  // [kSlotTiers], by level: see SlotTier; null: no longer
 
   // --- changing rows
   // Appends the owed ones among these rows to the stream of their epoch.
@@ -195,14 +226,21 @@ class RowStore {
   // Calls visit(slot, record) for each; records of a device are copied to memory first.
   template <typename Visit>
   void each_record(SlotPool& pool, const std::vector<std::uint32_t>& slots, const Visit& visit);
-  void protect(SlotPool& pool, std::uint32_t slot) { pool.num_protected += pool.index.touch(slot, clock_); }
+  void protect(SlotPool& pool, std::uint32_t slot) {
+    pool.num_protected += pool.index.touch(slot, clock_) && pool.index.hot(slot).pins() == 0;
+  }
+  void pin(SlotPool& pool, std::uint32_t slot);
+  void next_use_changed(RowKey key, std::uint32_t next_use);
   SlotPool& pool_at(const Table& table, Entry entry) const { return *table.pools[level_of(entry)]; }
   std::vector<SlotPool*> pools() const;
   void append_resident(Table& table, std::uint64_t row);
   void bring_resident(Table& table, const std::uint64_t* rows, const std::vector<std::uint32_t>& missing,
-                      bool counted);
+                      Bring why, const StagedRows* staged, const std::uint32_t* read_of_row);
   void bring_pooled(Table& table, const std::uint64_t* rows, std::uint32_t* slots,
-                    const std::vector<std::uint32_t>& missing, bool counted);
+                    const std::vector<std::uint32_t>& missing, Bring why, const StagedRows* staged,
+                    const std::uint32_t* read_of_row);
+  void count_brought(Table& table, Bring why, std::uint64_t fresh, std::uint64_t fetched,
+                     std::uint64_t promoted);
   void promote(Table& table, Entry from, std::uint32_t slot);
   void initialise(Table& table, const std::vector<std::pair<std::uint64_t, std::byte*>>& records);
   void copy_record(const Table& table, std::uint16_t layout, const std::byte* from, std::byte* to) const;
@@ -232,6 +270,7 @@ class RowStore {
     table.counters.fetches += fetches;
   }
 
+  LookaheadWindow window_;
   std::vector<std::unique_ptr<SlotTier>> levels_;  // from fast to slow
   std::uint64_t epoch_;
   ThreadPool& threads_;
@@ -242,9 +281,10 @@ class RowStore {
   std::uint64_t num_layouts_settled_ = 0;
   std::uint64_t birth_;  // of (incarnation, first epoch)
   std::uint32_t clock_ = 0;
-  std::uint64_t num_dirty_ = 0;  // rows in slots whose last change is of the present epoch
-  std::uint64_t num_owed_ = 0;   // ... of the one before
-  std::size_t sweep_part_ = 0;   // where the sweep goes on: pools first, then resident tables
+  std::uint32_t last_table_ = 0;  // of next_use_changed
+  std::uint64_t num_dirty_ = 0;   // rows in slots whose last change is of the present epoch
+  std::uint64_t num_owed_ = 0;    // ... of the one before
+  std::size_t sweep_part_ = 0;    // where the sweep goes on: pools first, then resident tables
   std::uint64_t sweep_at_ = 0;
   int base_fd_ = -1;
   std::string base_path_;

@@ -24,6 +24,7 @@ class S3FifoPolicy : public EvictionPolicy {
   bool peek(SlotIndex& index, std::uint32_t clock, Victim* victim) override;
   void inserted(SlotIndex& index, std::uint32_t slot) override;
   void accessed(SlotIndex& index, std::uint32_t slot) override;
+  bool hears_accesses() const override { return true; }
   void released(SlotIndex& index, std::uint32_t slot) override;
   void unwanted(SlotIndex& index, std::uint32_t slot) override;
   void clear() override;

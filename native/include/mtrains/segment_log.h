@@ -106,13 +106,16 @@ class SegmentLog {
   const std::string& refused() const { return refused_; }
   // Says how long records of a table's layout are; before anything is appended or read in it.
   void add_layout(std::uint32_t table, std::uint16_t layout, std::size_t stride);
-  // Calls take(tag, layout, record pointer) for each read, in no particular order, within a read generation.
-  // `record` is valid during the call. Throws IoError, CorruptionError; some rows may have been taken then.
+  // Calls take(tag, layout, record) for each read, in no particular order, within a read generation.
+  // The bytes of `record` are valid during the call. Throws IoError, CorruptionError; some rows may have been
+  // taken then.
   template <typename TakeRecord>
   void read(std::uint32_t table, const std::vector<RowRead>& reads, const TakeRecord& take);
-  // The same in three parts: of these only LogRead::run() needs no lock, through a reader of its own.
-  std::unique_ptr<LogRead> begin_read(std::uint32_t table, const std::vector<RowRead>& reads);
-  BlockReader* second_reader();  // made when first asked for; null while the log is not open
+  // The same in parts, for rows of any tables: of these only LogRead::run() needs no lock, through a reader
+  // of its own. Tags are the caller's over all tables.
+  std::unique_ptr<LogRead> begin_read();
+  void add_to(LogRead& begun, std::uint32_t table, const std::vector<RowRead>& reads);
+  std::shared_ptr<BlockReader> second_reader();  // made when first asked for; null while the log is not open
   void count(const ReadCounters& read);
 
   // --- appending. REQUIRES: has_room().
@@ -228,7 +231,8 @@ class SegmentLog {
 template <typename TakeRecord>
 void SegmentLog::read(std::uint32_t table, const std::vector<RowRead>& reads, const TakeRecord& take) {
   if (reads.empty()) return;
-  const std::unique_ptr<LogRead> begun = begin_read(table, reads);
+  const std::unique_ptr<LogRead> begun = begin_read();
+  add_to(*begun, table, reads);
   begun->run(reader_.get(), read_buffers_, take);
   count(begun->counters());
   counters_.read_seconds += begun->counters().seconds;

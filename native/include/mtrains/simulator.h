@@ -6,16 +6,12 @@
 #include <vector>
 
 #include "mtrains/access_trace.h"
-#include "mtrains/lfu_policy.h"
 #include "mtrains/next_use_policy.h"
+#include "mtrains/policies.h"
 #include "mtrains/slot_index.h"
 #include "mtrains/slot_memory.h"
 
 namespace mtrains {
-
-enum class PolicyKind : std::uint8_t { kLru = 0, kLfu = 1, kS3Fifo = 2 };
-
-std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, const LfuSpec& lfu = {});
 
 struct SimulationSpec {
   std::uint32_t capacity = 1;  // slots

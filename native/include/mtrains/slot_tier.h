@@ -11,6 +11,8 @@
 
 #include "mtrains/bandwidth_limit.h"
 #include "mtrains/device.h"
+#include "mtrains/next_use_policy.h"
+#include "mtrains/policies.h"
 #include "mtrains/slot_index.h"
 #include "mtrains/slot_memory.h"
 
@@ -35,7 +37,7 @@ struct TierSpec {
 // Slots of one stride: shared by all tables whose records have it, or of one table with a budget of its own.
 struct SlotPool {
   SlotPool(std::size_t level, std::size_t stride, std::uint64_t budget, const TierSpec& tier,
-           SlotMemory& memory);
+           SlotMemory& memory, const LookaheadWindow& window, PolicyKind beyond);
   std::byte* record(std::uint32_t slot) const { return records + slot * stride; }
   std::size_t slot_bytes() const { return stride + kSlotIndexBytes; }
   std::uint64_t bytes() const { return index.capacity() * std::uint64_t{slot_bytes()}; }
@@ -51,7 +53,9 @@ struct SlotPool {
   std::byte* records = nullptr;           // where it begins
   std::unique_ptr<DeviceRecords> device;  // or null
   SlotIndex index;
-  std::atomic<std::uint32_t> num_protected{0};  // slots used at the present clock
+  NextUsePolicy* next_use;                      // the index's policy
+  std::atomic<std::uint32_t> num_protected{0};  // slots used at the present clock that are not pinned
+  std::uint32_t num_pinned = 0;                 // slots with pins
 };
 
 struct TierCounters {
@@ -62,10 +66,17 @@ struct TierCounters {
   std::uint64_t rows_out = 0;  // that went up to the compute tier
 };
 
+// Until when the devices that tiers stand in for would be busy, for a caller that waits when it holds no
+// lock. 0: not.
+struct OwedWaits {
+  std::int64_t read_until = 0, write_until = 0;
+};
+
 // Not thread-safe.
 class SlotTier {
  public:
-  SlotTier(std::size_t level, TierSpec spec);
+  // The window outlives the tier. beyond: ranks the rows that it does not have.
+  SlotTier(std::size_t level, TierSpec spec, const LookaheadWindow& window, PolicyKind beyond);
 
   const TierSpec& spec() const { return spec_; }
   std::size_t level() const { return level_; }
@@ -91,12 +102,15 @@ class SlotTier {
   // budget.
   SlotPool* lender_for(SlotPool& pool, bool only_older, std::uint32_t clock) const;
 
-  // Tells of rows that were read and written here by moves or in place; waits as the emulated device would.
+  // Whether so many more pinned slots of each pool of this tier would leave pins within `share` of its slots.
+  bool may_pin(const std::map<SlotPool*, std::uint64_t>& more, double share) const;
+
+  // Tells of rows that were read and written here by moves or in place; waits as the emulated device would,
+  // or has the caller of defer_waits() wait.
   void charge(std::uint64_t rows_read, std::uint64_t rows_written, std::size_t stride) {
-    if (spec_.limit == nullptr) return;
-    if (rows_read > 0) spec_.limit->charge_read(rows_read, stride);
-    if (rows_written > 0) spec_.limit->charge_write(rows_written, stride);
+    if (spec_.limit != nullptr) charge_limit(rows_read, rows_written, stride);
   }
+  void defer_waits(OwedWaits* owed) { owed_ = owed; }  // null: no longer
   std::uint64_t slots() const;
   std::uint64_t used_slots() const;
   std::uint64_t used_bytes() const;
@@ -108,9 +122,13 @@ class SlotTier {
   using Key = std::pair<std::uint32_t, std::size_t>;  // (owner or kShared, stride)
 
   bool is_shared(const SlotPool& pool) const;
+  void charge_limit(std::uint64_t rows_read, std::uint64_t rows_written, std::size_t stride);
 
   std::size_t level_;
   TierSpec spec_;
+  const LookaheadWindow& window_;
+  PolicyKind beyond_;
+  OwedWaits* owed_ = nullptr;
   HostMemory host_;
   std::uint64_t given_ = 0;  // of what is set aside
   std::map<Key, std::unique_ptr<SlotPool>> pools_;
