@@ -87,12 +87,14 @@ def measure_plan(
     seconds: float,
     batch_size: int,
     ran: Eviction,
+    compute_seconds: float | None = None,
 ) -> MeasuredPlan:
     """Return the plan beside what a store counted in these steps.
 
     Args:
         tables, log: StoreStats.tables and StoreStats.tiers["ssd"], or differences of two of them.
         steps, seconds: > 0.
+        compute_seconds: of a step that the run computed, if that is known.
     """
     planned = Eviction(
         policy=plan.workload["policy"], lookahead=plan.workload["lookahead"], depth=plan.workload["depth"]
@@ -124,7 +126,7 @@ def measure_plan(
         ),
         written_bytes=Figure(predicted=_planned_writes(plan, evicted.predicted), measured=log["bytes_written"] / steps),
         tables=compared,
-        warnings=_warnings(planned, ran, plan.batch_size, batch_size),
+        warnings=(*_warnings(planned, ran, plan.batch_size, batch_size), *_computation(plan, compute_seconds)),
     )
 
 
@@ -171,6 +173,13 @@ def _warnings(planned: Eviction, ran: Eviction, planned_batch: int, batch: int) 
     if planned_batch != batch:
         found.append(f"the plan is of batches of {planned_batch:,} samples, this run had {batch:,}")
     return tuple(found)
+
+
+def _computation(plan: PlacementPlan, compute_seconds: float | None) -> tuple[str, ...]:
+    if any(limit.name == "compute" and limit.seconds > 0 for limit in plan.limits):
+        return ()
+    known = "" if compute_seconds is None else f"; plan with --compute-seconds {compute_seconds:.3g} for this run's"
+    return (f"the plan knows no computation, so its time is of moving rows alone{known}",)
 
 
 def _words(eviction: Eviction) -> str:

@@ -27,6 +27,7 @@ __all__ = ["plan"]
 
 _GIB = 2.0**30
 _NOT_CONCAVE = 0.02
+_NOTHING = 1e-9  # rows a step: what rounding leaves of none
 
 
 def plan(
@@ -135,7 +136,7 @@ def _tables(problem: Problem, placement: Placement, cost: Price) -> tuple[TableP
     whole = allocation.resident
     hits[whole, 0], hits[whole, 1:] = np.maximum(0.0, problem.unique - problem.new)[whole], 0.0
     fetches[whole] = pages[whole] = 0.0
-    hits, fetches, pages = hits + 0.0, fetches + 0.0, pages + 0.0  # no -0.0
+    hits, fetches, pages = (np.where(rows > _NOTHING, rows, 0.0) for rows in (hits, fetches, pages))
     placed = []
     for j, table in enumerate(problem.profile.tables):
         placed.append(

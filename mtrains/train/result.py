@@ -28,6 +28,12 @@ class Timer:
     training: float = 0.0
     samples: int = 0
 
+    @property
+    def compute(self) -> float:
+        """Seconds of training that were no wait."""
+        waits = self.loader + self.io_wait + self.write_back + self.checkpoint
+        return max(self.training - waits, 0.0)
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -145,6 +151,6 @@ def make_result(
         providers=store.providers if store else {},
         emulated=store.emulated if store else (),
         tiers=store.tiers if store else {},
-        seconds={"compute": max(timer.training - sum(waits.values()), 0.0), **waits},
+        seconds={"compute": timer.compute, **waits},
         plan=plan,
     )

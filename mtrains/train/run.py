@@ -112,6 +112,7 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer, plan: Place
             seconds=timer.training,
             batch_size=config.batch_size,
             ran=_EVICTION,
+            compute_seconds=timer.compute / steps,
         )
     return make_result(position, timer, evaluation, resumed_at_step, facts, measured)
 

@@ -41,7 +41,9 @@ def machine(tmp_path):
 
 
 def workload_of(staging, **changes):
-    return mtrains.Workload(max_segments=24, lookahead=staging.lookahead, depth=staging.depth, **changes)
+    return mtrains.Workload(
+        compute_seconds=1e-3, max_segments=24, lookahead=staging.lookahead, depth=staging.depth, **changes
+    )
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.4])
