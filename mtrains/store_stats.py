@@ -27,9 +27,9 @@ class StoreStats:
     prefetch: tickets staged, used (by their forward), used_unstaged (planned ahead only), cancelled (a pass needed
     their slots), expired (no forward came); staged_rows, staged_fetches: rows brought ahead, and those of them out of
     the log; pinned_rows: now.
-    seconds: where time went: compute, io_wait (passes that wait for reads of the log), write_back (waits for room in
-    the log), staging (bringing rows ahead, beside all of these), staging_io (of it, reads of the log), writing (the
-    writer thread's commits), ... io_engine: the effective one; refused_engines: which others
+    seconds: where time went: compute, io_wait (passes that wait for reads of the log), write_back (passes that wait for
+    room in it), staging (bringing rows ahead, beside all of these), staging_io and staging_stall (of it, the same two),
+    writing (the writer thread's commits), ... io_engine: the effective one; refused_engines: which others
     were refused, and why. providers: what each slot tier is made of.
     emulated: tiers that stand in for a device that is not there. write_amplification: bytes of segments written
     over bytes of rows that training appended (headers, checksums, what checkpoints left empty and garbage

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from mtrains.cli.render import counter_table, format_metric, output_console
 from mtrains.cli.render_measured import measured_report
-from mtrains.train.result import TrainResult
+from mtrains.train.result import PrefetchFacts, TrainResult
 
 __all__ = ["print_training", "training_report"]
 
@@ -28,6 +28,8 @@ def training_report(result: TrainResult) -> RenderableType:
         ("time", ", ".join(f"{name} {value:.2f} s" for name, value in result.seconds.items())),
         ("quality", _quality(result)),
     ]
+    if result.prefetch is not None:
+        lines.append(("prefetch", _prefetch(result.prefetch)))
     if result.bad_lines:
         lines.append(("malformed", f"{result.bad_lines:,} lines left out of each epoch"))
     if result.rows_sha256 is not None:
@@ -45,6 +47,20 @@ def training_report(result: TrainResult) -> RenderableType:
     if result.plan is not None:
         parts.append(measured_report(result.plan))
     return Group(*parts)
+
+
+def _prefetch(facts: PrefetchFacts) -> str:
+    if not facts.depth:
+        ahead = "no rows ahead"
+    else:
+        ahead = (
+            f"rows of {facts.effective_depth:.1f} of {facts.depth} batches ahead, there "
+            f"{1000 * facts.lead_seconds:.1f} ms before their batch"
+        )
+    return (
+        f"{facts.lookahead} batches of ids, {ahead}; rows from disk: {facts.staged_fetches:,} ahead, "
+        f"{facts.demand_fetches:,} on demand"
+    )
 
 
 def _quality(result: TrainResult) -> str:

@@ -121,6 +121,12 @@ def train(
         int | None, typer.Option(help="Threads of torch; 1 under --deterministic.")
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that parse the data; 0 parses in this one.")] = 0,
+    lookahead: Annotated[
+        int, typer.Option(help="Batches of ids known ahead: rows needed last leave first.", metavar="N")
+    ] = 64,
+    depth: Annotated[
+        int, typer.Option(help="Batches whose rows are brought ahead, while others train.", metavar="N")
+    ] = 2,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Train a DLRM on click logs, with its embedding tables in a store."""
@@ -178,6 +184,8 @@ def train(
             threads=threads,
             dense_threads=dense_threads,
             workers=workers,
+            lookahead=lookahead,
+            depth=depth,
         )
     with ProgressBar() as progress:
         result = run_training(config, progress)

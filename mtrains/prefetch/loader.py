@@ -11,7 +11,9 @@ from mtrains import _native
 from mtrains.prefetch.foresight import Inputs
 from mtrains.prefetch.pipeline import Pipeline, PipelineTimes
 
-__all__ = ["PrefetchIterator", "PrefetchedLoader", "prefetch"]
+__all__ = ["MAX_DEPTH", "PrefetchIterator", "PrefetchedLoader", "prefetch"]
+
+MAX_DEPTH = _native.MAX_SIMULATED_DEPTH  # a slot counts so many pins
 
 _Batch = TypeVar("_Batch")
 
@@ -50,8 +52,8 @@ def prefetch(
     lookahead, depth = operator.index(lookahead), operator.index(depth)
     if lookahead < 0:
         raise ValueError(f"lookahead must be >= 0, got {lookahead}")
-    if not 0 <= depth <= _native.MAX_SIMULATED_DEPTH:
-        raise ValueError(f"depth must be from 0 to {_native.MAX_SIMULATED_DEPTH}, got {depth}")
+    if not 0 <= depth <= MAX_DEPTH:
+        raise ValueError(f"depth must be from 0 to {MAX_DEPTH}, got {depth}")
     return PrefetchedLoader(loader, inputs, lookahead, depth)
 
 

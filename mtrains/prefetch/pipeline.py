@@ -43,8 +43,8 @@ class _Batch(Generic[_Value]):
 class PipelineTimes:
     """Seconds that next() waited for the loader and for rows; batches given out, and what of them was ready.
 
-    ahead: batches staged beyond the one given out, summed. lead_seconds: from when the rows of a batch were there
-    until it was given out, summed over batches.
+    ahead: batches that were ready when the next one was asked for, summed. lead_seconds: from when the rows of a batch
+    were there until it was given out, summed over batches.
     """
 
     batches: int = 0
@@ -90,12 +90,13 @@ class Pipeline(Generic[_Value]):
 
     def next(self) -> _Value:
         """Return the next batch. Raises: StopIteration at the end; what the loader or `inputs` raised."""
+        began = time.monotonic()
         if not self._threads:
             # The first batch is read by the caller, so that what a sampler draws from torch's generator when it
             # begins is drawn where it would be without prefetch.
             self._read_one()
             self._start()
-        batch = self._wait()
+        batch = self._wait(began)
         if batch.is_end or batch.error is not None:
             self.close()
             if batch.error is not None:
@@ -104,9 +105,9 @@ class Pipeline(Generic[_Value]):
         value, batch.value = batch.value, None
         return cast(_Value, value)
 
-    def _wait(self) -> _Batch[_Value]:
-        began = time.monotonic()
+    def _wait(self, began: float) -> _Batch[_Value]:
         with self._changed:
+            self.times.ahead += sum(batch.settled and not batch.is_end for batch in self._queue)
             self._wanted = self._num_given
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._queue or self._stopping)
@@ -126,7 +127,6 @@ class Pipeline(Generic[_Value]):
             times.loader_seconds += read - began
             times.rows_seconds += now - read
             times.lead_seconds += now - batch.settled_at
-            times.ahead += sum(later.settled for later in self._queue)
             self._changed.notify_all()
         return batch
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mtrains.prefetch.loader import MAX_DEPTH
 from mtrains.scm import MIN_SCM_BYTES, Scm
 from mtrains.store_memory import DEFAULT_DRAM
 from mtrains.threads import MAX_NUM_THREADS
@@ -50,7 +51,7 @@ class Preset:
 
 # Fields that may differ between a run and its resumption; the last three are compared in another form.
 _FREE = {"store", "dram", "hbm", "scm", "scm_emulate", "plan", "ssd", "io_engine", "checkpoint_every", "resume"}
-_FREE |= {"threads", "dense_threads"}
+_FREE |= {"threads", "dense_threads", "lookahead", "depth"}
 _FREE |= {"workers", "epochs", "max_steps", "data", "eval_data", "schema"}
 
 # Source: facebookresearch/dlrm, bench/*.sh: dlrm_s_criteo_kaggle, dlrm_s_criteo_terabyte, the MLPerf v1
@@ -88,7 +89,8 @@ class TrainConfig:
     holdout: the last fraction of the records, by one counting pass; holdout_samples: the last N records.
     dram, hbm, scm, ssd: sizes; 0 is no such tier, dram None 256 MiB, ssd None no limit. scm_emulate: name of a device
     of mtrains.devices that the scm tier shall be as slow as. plan: file of a PlacementPlan, in place of the sizes.
-    store: folder, or None for a private temporary one.
+    store: folder, or None for a private temporary one. lookahead, depth: batches whose ids are known and whose rows
+    are brought ahead, as `mtrains.prefetch`; 0 and 0 do without.
     """
 
     data: tuple[str, ...]
@@ -121,6 +123,8 @@ class TrainConfig:
     threads: int | None = None
     dense_threads: int | None = None
     workers: int = 0
+    lookahead: int = 64
+    depth: int = 2
 
     def __post_init__(self) -> None:
         self._check_data()
@@ -189,12 +193,15 @@ class TrainConfig:
     def _check_numbers(self) -> None:
         least = {"batch_size": 1, "epochs": 1, "workers": 0, "seed": 0, "holdout_samples": 1}
         least |= {"max_steps": 1, "checkpoint_every": 1, "threads": 1, "dense_threads": 1}
+        least |= {"lookahead": 0, "depth": 0}
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"--{name.replace('_', '-')} must be >= {low}, got {value}")
         if self.seed >= 1 << 63:
             raise ValueError(f"--seed must be < 2**63, got {self.seed}")
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"--depth must be <= {MAX_DEPTH}, got {self.depth}")
         for name in ("threads", "dense_threads", "workers"):
             value = getattr(self, name)
             if value is not None and value > MAX_NUM_THREADS:

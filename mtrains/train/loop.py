@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from mtrains.collection import TieredEmbeddingBagCollection
 from mtrains.errors import MtrainsError
+from mtrains.prefetch.loader import prefetch
 from mtrains.threads import get_num_threads, set_num_threads
 from mtrains.train.checkpoint import Position
 from mtrains.train.config import TrainConfig
@@ -112,23 +114,22 @@ def train_epochs(
         log = ReadLog(observer.bad_line if position.epoch == 0 else _named_before)
         start = position.record
         blocks = ranges.train_stream.read(start, ranges.train_stop, log)
-        for batch in _timed(read_batches(blocks, config.batch_size), timer):
-            loss = _step(model, optimizers, batch)
-            if not math.isfinite(loss):
-                raise MtrainsError(f"the loss is {loss} at step {position.step + 1}; try a smaller --lr")
-            _advance(position, batch, loss)
-            timer.samples += len(batch)
-            observer.stepped(_report(position, loss, ranges))
-            after_step()
-            if _enough(config, position):
-                break
-        else:
-            if position.epoch_samples == 0:
-                raise DataError(f"no samples in {', '.join(config.data)}")
-            position.epoch_bad_lines = start + log.num_records - position.epoch_samples
-            position.epoch, position.record = position.epoch + 1, 0
-    timer.training = time.monotonic() - began
-    return timer
+        with closing(_batches(model, config, read_batches(blocks, config.batch_size), timer)) as batches:
+            for batch in batches:
+                loss = _step(model, optimizers, batch)
+                if not math.isfinite(loss):
+                    raise MtrainsError(f"the loss is {loss} at step {position.step + 1}; try a smaller --lr")
+                _advance(position, batch.block, loss)
+                timer.samples += len(batch.block)
+                observer.stepped(_report(position, loss, ranges))
+                after_step()
+                if _enough(config, position):
+                    return _ended(timer, began)
+        if position.epoch_samples == 0:
+            raise DataError(f"no samples in {', '.join(config.data)}")
+        position.epoch_bad_lines = start + log.num_records - position.epoch_samples
+        position.epoch, position.record = position.epoch + 1, 0
+    return _ended(timer, began)
 
 
 def evaluate(model: DLRM, config: TrainConfig, ranges: RecordRanges, observer: Observer) -> Evaluation | None:
@@ -142,10 +143,10 @@ def evaluate(model: DLRM, config: TrainConfig, ranges: RecordRanges, observer: O
     loss_sum = 0.0
     blocks = ranges.eval_stream.read(ranges.eval_start, None, ReadLog(observer.bad_line))
     with torch.no_grad():
-        for batch in read_batches(blocks, config.batch_size):
-            predicted, target = _forward(model, batch)
-            loss_sum += functional.binary_cross_entropy_with_logits(predicted, target).item() * len(batch)
-            labels.append(batch.labels)
+        for block in read_batches(blocks, config.batch_size):
+            predicted, target = _forward(model, _Batch.of(block))
+            loss_sum += functional.binary_cross_entropy_with_logits(predicted, target).item() * len(block)
+            labels.append(block.labels)
             logits.append(predicted.cpu().numpy())
     if not labels:
         raise DataError("no well-formed record is held out to evaluate on")
@@ -166,7 +167,53 @@ def _enough(config: TrainConfig, position: Position) -> bool:
     return config.max_steps is not None and position.step >= config.max_steps
 
 
-def _timed(batches: Iterator[SampleBlock], timer: Timer) -> Iterator[SampleBlock]:
+def _ended(timer: Timer, began: float) -> Timer:
+    timer.training = time.monotonic() - began
+    return timer
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Samples as the model takes them. indices, offsets: int64, feature-major."""
+
+    block: SampleBlock
+    indices: Tensor
+    offsets: Tensor
+
+    @staticmethod
+    def of(block: SampleBlock) -> _Batch:
+        indices, offsets = block.lookup_arguments()
+        return _Batch(block, torch.from_numpy(indices), torch.from_numpy(offsets))
+
+
+def _batches(
+    model: DLRM, config: TrainConfig, blocks: Iterator[SampleBlock], timer: Timer
+) -> Generator[_Batch, None, None]:
+    """Yield the batches, prefetched where the tables are a store's; the timer learns what was waited for."""
+    made = map(_Batch.of, blocks)
+    embeddings = model.embeddings
+    if not isinstance(embeddings, TieredEmbeddingBagCollection):
+        yield from _timed(made, timer)
+        return
+    loader = prefetch(
+        made,
+        lambda batch: {embeddings: (batch.indices, batch.offsets)},
+        lookahead=config.lookahead,
+        depth=config.depth,
+    )
+    with iter(loader) as batches:
+        try:
+            yield from batches
+        finally:
+            times = batches.times
+            timer.loader += times.loader_seconds
+            timer.rows += times.rows_seconds
+            timer.lead += times.lead_seconds
+            timer.ahead += times.ahead
+            timer.steps += times.batches
+
+
+def _timed(batches: Iterator[_Batch], timer: Timer) -> Iterator[_Batch]:
     while True:
         began = time.monotonic()
         batch = next(batches, None)
@@ -176,15 +223,14 @@ def _timed(batches: Iterator[SampleBlock], timer: Timer) -> Iterator[SampleBlock
         yield batch
 
 
-def _forward(model: DLRM, batch: SampleBlock) -> tuple[Tensor, Tensor]:
-    indices, offsets = batch.lookup_arguments()
+def _forward(model: DLRM, batch: _Batch) -> tuple[Tensor, Tensor]:
     # Copies, since views into a block are aligned by chance, and BLAS may round by alignment.
-    dense = torch.from_numpy(batch.dense).clone().to(model.device)
-    labels = torch.from_numpy(batch.labels).clone().to(model.device)
-    return model(dense, torch.from_numpy(indices), torch.from_numpy(offsets)), labels
+    dense = torch.from_numpy(batch.block.dense).clone().to(model.device)
+    labels = torch.from_numpy(batch.block.labels).clone().to(model.device)
+    return model(dense, batch.indices, batch.offsets), labels
 
 
-def _step(model: DLRM, optimizers: Sequence[torch.optim.Optimizer], batch: SampleBlock) -> float:
+def _step(model: DLRM, optimizers: Sequence[torch.optim.Optimizer], batch: _Batch) -> float:
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     logits, labels = _forward(model, batch)

@@ -17,11 +17,17 @@ __all__ = ["Evaluation", "Observer", "StepReport", "StoreFacts", "Timer", "Train
 class Timer:
     """Seconds of this process while it trained, and what it trained.
 
-    loader: waiting for batches. io_wait: for rows from the log. write_back: for room in the log.
-    checkpoint: in checkpoints. training: all of it.
+    loader: waiting for batches. rows: for rows of a batch that was not brought ahead in time; io_wait: the same, and
+    passes that fetch on demand. write_back: for room in the log. checkpoint: in checkpoints. training: all of it.
+    steps: batches that were prefetched; of these, summed: lead, seconds from when rows were there until their batch
+    was given out; ahead, batches that were ready when it was asked for.
     """
 
     loader: float = 0.0
+    rows: float = 0.0
+    lead: float = 0.0
+    ahead: int = 0
+    steps: int = 0
     io_wait: float = 0.0
     write_back: float = 0.0
     checkpoint: float = 0.0
@@ -46,6 +52,23 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrefetchFacts:
+    """What came of bringing rows ahead. lookahead, depth: as asked for. effective_depth: batches that were ready
+    when the next one was asked for, on average: it shrinks where pins would take more than a third of the slots.
+    lead_seconds: from when the rows of a batch were there until it was given out, on average. staged_fetches,
+    demand_fetches: rows out of the log that came ahead, and that a pass waited for. cancelled: lookups that were
+    staged and lost their slots to a pass."""
+
+    lookahead: int
+    depth: int
+    effective_depth: float
+    lead_seconds: float
+    staged_fetches: int
+    demand_fetches: int
+    cancelled: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StoreFacts:
     """What a store did and holds: see TrainResult."""
 
@@ -54,6 +77,7 @@ class StoreFacts:
     providers: Mapping[str, str]
     emulated: tuple[str, ...]
     tiers: Mapping[str, Mapping[str, float]]
+    prefetch: PrefetchFacts | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +88,8 @@ class TrainResult:
     records `evaluated_on` is "training": loss is the mean over the last epoch as it trained, the others None.
     auc is None too where the records are of one class.
     providers: what each slot tier is made of. tiers: counters of each tier.
-    seconds: of training: compute, and waits as in `Timer`. plan: the run beside the plan that it had, if it had one.
+    seconds: of training: compute, and waits as in `Timer`. prefetch: None without a store. plan: the run beside its
+    plan, if it had one.
     """
 
     steps: int
@@ -85,6 +110,7 @@ class TrainResult:
     emulated: tuple[str, ...]
     tiers: Mapping[str, Mapping[str, float]]
     seconds: Mapping[str, float]
+    prefetch: PrefetchFacts | None = None
     plan: MeasuredPlan | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -152,5 +178,6 @@ def make_result(
         emulated=store.emulated if store else (),
         tiers=store.tiers if store else {},
         seconds={"compute": timer.compute, **waits},
+        prefetch=store.prefetch if store else None,
         plan=plan,
     )

@@ -12,18 +12,17 @@ from mtrains.placement.measured import Eviction, measure_plan
 from mtrains.placement.plan import PlacementPlan
 from mtrains.store import Store
 from mtrains.store_memory import planned_scm_bytes
+from mtrains.store_stats import StoreStats
 from mtrains.train.checkpoint import Position, RunState, check_same_run, pack_state, unpack_state
 from mtrains.train.config import TrainConfig
 from mtrains.train.dlrm import build_dlrm
 from mtrains.train.loop import evaluate, find_ranges, run_settings, train_epochs
 from mtrains.train.optimizers import tiered_optimizer
-from mtrains.train.result import Observer, StoreFacts, TrainResult, make_result
+from mtrains.train.result import Observer, PrefetchFacts, StoreFacts, Timer, TrainResult, make_result
 from mtrains.train.tables import table_specs
 from mtrains.units import parse_bytes
 
 __all__ = ["train"]
-
-_EVICTION = Eviction(policy="next_use", lookahead=0, depth=0)
 
 
 def train(config: TrainConfig, observer: Observer | None = None) -> TrainResult:
@@ -83,7 +82,7 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer, plan: Place
     trained = store.stats()
     timer.checkpoint, timer.io_wait, timer.write_back = (
         checkpoint_seconds,
-        trained.seconds["io_wait"],
+        trained.seconds["io_wait"] + timer.rows,
         trained.seconds["write_back"],
     )
     if config.store is not None:
@@ -100,6 +99,7 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer, plan: Place
         providers=stats.providers,
         emulated=stats.emulated,
         tiers=stats.tiers,
+        prefetch=_prefetch_facts(config, timer, trained),
     )
     measured = None
     steps = position.step - (resumed_at_step or 0)
@@ -111,10 +111,26 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer, plan: Place
             steps=steps,
             seconds=timer.training,
             batch_size=config.batch_size,
-            ran=_EVICTION,
+            ran=Eviction(policy="next_use", lookahead=config.lookahead, depth=config.depth),
             compute_seconds=timer.compute / steps,
         )
     return make_result(position, timer, evaluation, resumed_at_step, facts, measured)
+
+
+def _prefetch_facts(config: TrainConfig, timer: Timer, trained: StoreStats) -> PrefetchFacts:
+    steps = max(timer.steps, 1)
+    compute_tier = next(iter(trained.tiers.values()))
+    fetched = compute_tier["fetches"] + compute_tier["refetches"]
+    staged = trained.prefetch["staged_fetches"]
+    return PrefetchFacts(
+        lookahead=config.lookahead,
+        depth=config.depth,
+        effective_depth=timer.ahead / steps,
+        lead_seconds=timer.lead / steps,
+        staged_fetches=int(staged),
+        demand_fetches=int(fetched - staged),
+        cancelled=int(trained.prefetch["cancelled"]),
+    )
 
 
 def _saved_state(store: Store, config: TrainConfig, fingerprint: Mapping[str, Any]) -> RunState | None:

@@ -186,6 +186,7 @@ nb::dict stats(Engine& engine) {
   t["plan"] = times.plan_seconds, t["move"] = times.move_seconds, t["compute"] = times.compute_seconds;
   t["io_wait"] = log.read_seconds, t["write_back"] = log.stall_seconds;
   t["staging"] = times.stage_seconds, t["staging_io"] = times.stage_read_seconds;
+  t["staging_stall"] = times.stage_stall_seconds;
   p["staged"] = tickets.staged, p["used"] = tickets.used, p["used_unstaged"] = tickets.used_unstaged;
   p["cancelled"] = tickets.cancelled, p["expired"] = tickets.expired;
   p["staged_rows"] = access.staged_rows, p["staged_fetches"] = access.staged_fetches;

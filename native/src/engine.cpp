@@ -67,7 +67,7 @@ void Engine::wait_for_room() {
   const auto ready = [this] { return closed_ || failure_code_ != 0 || store_->log().has_room(); };
   signal();
   room_.wait(*pass_lock_, ready);
-  store_->log().counters().stall_seconds +=
+  (beside_ ? times_.stage_stall_seconds : store_->log().counters().stall_seconds) +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   check_open();
   if (failure_code_ != 0 && !store_->log().has_room()) throw IoError(failure_code_, failure_);

@@ -160,20 +160,17 @@ bool Engine::beside_passes(const Call& call) {
   {
     // Waiting for room in the log would keep passes of training waiting too, which may need none.
     auto lock = enter();
+    const Stopwatch watch(times_.stage_stall_seconds);
+    if (!store_->log().has_room()) signal();
     room_.wait(lock, [this] { return closed_ || failure_code_ != 0 || store_->log().has_room(); });
+    check_open();
   }
   {
     const Pass pass(*this);
     store_->settle_residency();
     for (const auto& level : store_->levels()) limits.push_back(level->spec().limit);
-    store_->defer_waits(owed.data());
-    try {
-      result = call();
-    } catch (...) {
-      store_->defer_waits(nullptr);
-      throw;
-    }
-    store_->defer_waits(nullptr);
+    const Beside beside(*this, owed.data());
+    result = call();
   }
   for (std::size_t level = 0; level < limits.size(); ++level) {
     if (limits[level] == nullptr) continue;

@@ -81,6 +81,7 @@ def arguments(folder, *more):
     rows = [f"--table-rows={name}={count}" for name, count in ROWS.items()]
     data = ["--data", str(folder / "clicks.csv"), "--label", "click", "--dense", "price", "--categorical", "user,item"]
     model = ["--embedding-dim", "4", "--bottom-mlp", "4", "--top-mlp", "4", "--batch-size", str(BATCH)]
+    model += ["--lookahead", "0", "--depth", "0"]  # as the plan's workload
     return ["train", *data, *rows, *model, "--plan", str(folder / "plan.json"), *more]
 
 

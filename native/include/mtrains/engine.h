@@ -83,7 +83,8 @@ struct RowSums {
 struct EngineTimes {
   double compute_seconds = 0, plan_seconds = 0, move_seconds = 0;
   double stage_seconds = 0;       // of the threads that stage, beside passes
-  double stage_read_seconds = 0;  // of these, waiting for the log
+  double stage_read_seconds = 0;   // of these, waiting for reads of the log
+  double stage_stall_seconds = 0;  // ... and for room in it
 };
 
 // What became of tickets.
@@ -232,6 +233,24 @@ class Engine {
     Engine& engine_;
   };
 
+  // The scope of a pass that stages: it waits for emulated devices when it holds no lock any more.
+  class Beside {
+   public:
+    Beside(Engine& engine, OwedWaits* owed) : engine_(engine) {
+      engine_.store_->defer_waits(owed);
+      engine_.beside_ = true;
+    }
+    ~Beside() {
+      engine_.store_->defer_waits(nullptr);
+      engine_.beside_ = false;
+    }
+    Beside(const Beside&) = delete;
+    Beside& operator=(const Beside&) = delete;
+
+   private:
+    Engine& engine_;
+  };
+
   std::unique_lock<std::mutex> enter();
   // Returns the mutex; throws StateError if this thread is inside already.
   std::mutex& unless_inside(std::mutex& mutex) const;
@@ -299,6 +318,7 @@ class Engine {
   std::vector<std::shared_ptr<Ticket>> tickets_;  // that a forward may take, in the order of their batches
   TicketCounters ticket_counters_;
   bool has_window_ = false;
+  bool beside_ = false;  // the pass in progress stages
   std::unique_lock<std::mutex>* pass_lock_ = nullptr;  // of the pass in progress
   std::atomic<std::thread::id> pass_by_, locked_by_;   // who is inside; a pass that waits for room still is
   std::condition_variable room_;
