@@ -107,7 +107,8 @@ class Pipeline(Generic[_Value]):
 
     def _wait(self, began: float) -> _Batch[_Value]:
         with self._changed:
-            self.times.ahead += sum(batch.settled and not batch.is_end for batch in self._queue)
+            if self._depth > 0:
+                self.times.ahead += sum(batch.settled and not batch.is_end for batch in self._queue)
             self._wanted = self._num_given
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._queue or self._stopping)

@@ -73,12 +73,12 @@ def outcome(result):
 def test_the_bits_do_not_depend_on_what_comes_ahead_which_is_told(config):
     expected = outcome(train(dataclasses.replace(config, dram="64MiB", lookahead=0, depth=0)))
     for lookahead, depth in ((0, 0), (0, 2), (1, 1), (64, 2), (8, 30)):
-        result = train(dataclasses.replace(config, dram="24KiB", lookahead=lookahead, depth=depth))
+        result = train(dataclasses.replace(config, dram="12KiB", lookahead=lookahead, depth=depth))
         assert outcome(result) == expected
         facts = result.prefetch
         assert (facts.lookahead, facts.depth) == (lookahead, depth)
-        assert (facts.staged_fetches > 0) == (facts.effective_depth > 0) == (depth > 0)
-        assert facts.demand_fetches + facts.staged_fetches > 0
+        assert (facts.staged_fetches > 0) == (depth > 0)
+        assert (facts.demand_fetches > 0) == (depth == 0)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
