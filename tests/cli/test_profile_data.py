@@ -225,7 +225,7 @@ def test_what_is_no_batch_is_refused(capsys, tmp_path):
     [
         (["--batch-size", "0"], "at least one sample"),
         (["--batch-size", "4", "--max-rows", "1"], "at least 2 rows"),
-        (["--batch-size", "4", "--lookahead", "0"], "lookahead"),
+        (["--batch-size", "4", "--lookahead", "-1"], "lookahead"),
         (["--batch-size", "4", "--capacity", "10"], "go with --simulate"),
         (["--batch-size", "4", "--table-rows", "shop=5"], "none of the tables: item, user"),
         (["--batch-size", "4", "--table-dim", "item=x"], "--table-dim is NAME=N"),
