@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mtrains.placement.workload import Workload
     from mtrains.prefetch.loader import prefetch
     from mtrains.profiler.profile import LocalityProfile
+    from mtrains.profiler.recorder import Recorder
     from mtrains.scm import Scm
     from mtrains.specs import TableSpec
     from mtrains.store import Store
@@ -43,6 +44,7 @@ __all__ = [
     "MtrainsError",
     "PlacementPlan",
     "PlanInfeasibleError",
+    "Recorder",
     "Scm",
     "StateError",
     "Store",
@@ -73,6 +75,7 @@ _HOMES = {
     "MtrainsError": "errors",
     "PlacementPlan": "placement.plan",
     "PlanInfeasibleError": "errors",
+    "Recorder": "profiler.recorder",
     "Scm": "scm",
     "StateError": "errors",
     "Store": "store",

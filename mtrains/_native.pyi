@@ -70,9 +70,14 @@ class TrackedTable:
     num_page_accesses: int
     num_pages: int
     def __init__(
-        self, *, max_rows: int, hot_rows: int, seed: int, batch_sizes: Sequence[int], rows_per_page: int
+        self, *, max_rows: int, hot_rows: int, seed: int, batch_sizes: Sequence[int], rows_per_page: int,
+        samples_a_unit: int = 1, sample_at_rows: int = 0,
     ) -> None: ...
     def add(self, rows: NDArray[np.int64], samples: NDArray[np.int64]) -> None: ...  # samples ascend, over all calls
+    def add_bags(
+        self, *, indices_ptr: int, num_indices: int, indices_int64: bool, offsets_ptr: int, num_offsets: int, num_bags: int,
+        first_sample: int, padding_row: int,
+    ) -> None: ...  # offsets int64, or num_offsets 0: bags of equal size; padding_row -1: none
     def sample(self) -> None: ...
     def coarsen(self) -> None: ...
     def tracked(self) -> dict[str, Any]: ...

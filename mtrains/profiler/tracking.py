@@ -67,6 +67,8 @@ class TrackingSpec:
         seed: of the sample.
         count_unique: unique rows of a batch are counted, not estimated from the sample. Costs a look into a table of
             the rows of a few batches for each lookup.
+        samples_a_unit: samples that are taken together from the begin; divides the smallest batch of a curve.
+        sample_at_rows: a table is sampled as soon as more rows are tracked than these; 0: where memory asks for it.
     """
 
     batch_size: int
@@ -75,6 +77,8 @@ class TrackingSpec:
     max_accesses: int = 1 << 25
     seed: int = 0
     count_unique: bool = True
+    samples_a_unit: int = 1
+    sample_at_rows: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch_size < 1 << 29:
@@ -85,6 +89,8 @@ class TrackingSpec:
             )
         if self.max_accesses < 1:
             raise ValueError(f"max_accesses must be at least 1, got {self.max_accesses}")
+        if self.samples_a_unit < 1 or batch_sizes(self.batch_size)[0] % self.samples_a_unit:
+            raise ValueError(f"samples_a_unit must divide a quarter of the batch, got {self.samples_a_unit}")
 
 
 def batch_sizes(batch_size: int) -> tuple[int, ...]:
@@ -96,25 +102,33 @@ class LookupTracker:
     """Tracks the lookups of tables; measure.profile_of() makes a profile of it, at any time. Not thread-safe."""
 
     def __init__(self, tables: Sequence[TableLayout], spec: TrackingSpec) -> None:
-        names = [table.name for table in tables]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"a profile needs one table at least, and names that differ; got {names}")
-        self.tables = tuple(tables)
         self.spec = spec
         self.batch_sizes = batch_sizes(spec.batch_size)
         self.num_samples = 0
         self.full = False
-        self.samples_a_unit = 1
-        self.tracked = [
+        self.samples_a_unit = spec.samples_a_unit
+        self.tables: list[TableLayout] = []
+        self.tracked: list[_native.TrackedTable] = []
+        for table in tables:
+            self.add_table(table)
+
+    def add_table(self, table: TableLayout) -> int:
+        """Return the number of a new table."""
+        if any(known.name == table.name for known in self.tables):
+            raise ValueError(f"a profile has names that differ; there is a table {table.name!r} already")
+        self.tables.append(table)
+        self.tracked.append(
             _native.TrackedTable(
-                max_rows=spec.max_rows,
-                hot_rows=spec.hot_rows,
-                seed=spec.seed,
-                batch_sizes=self.batch_sizes if spec.count_unique else (),
+                max_rows=self.spec.max_rows,
+                hot_rows=self.spec.hot_rows,
+                seed=self.spec.seed,
+                batch_sizes=self.batch_sizes if self.spec.count_unique else (),
                 rows_per_page=table.rows_per_page,
+                samples_a_unit=self.samples_a_unit,
+                sample_at_rows=self.spec.sample_at_rows,
             )
-            for table in tables
-        ]
+        )
+        return len(self.tables) - 1
 
     def add(self, table: int, rows: NDArray[np.int64], samples: NDArray[np.int64]) -> None:
         """Track lookups of rows[i] by sample samples[i]; samples ascend, over all calls for a table.

@@ -98,8 +98,25 @@ NumpyArray<T> copy_of(std::span<const T> values) {
 }
 
 void make_table(TrackedTable* self, std::uint32_t max_rows, std::uint32_t hot_rows, std::uint64_t seed,
-                std::vector<std::uint32_t> batch_sizes, std::uint32_t rows_per_page) {
-  new (self) TrackedTable({max_rows, hot_rows, seed, std::move(batch_sizes), rows_per_page});
+                std::vector<std::uint32_t> batch_sizes, std::uint32_t rows_per_page,
+                std::uint32_t samples_a_unit, std::uint32_t sample_at_rows) {
+  new (self) TrackedTable(
+      {max_rows, hot_rows, seed, std::move(batch_sizes), rows_per_page, samples_a_unit, sample_at_rows});
+}
+
+// Called once a module and step: an array object would cost more than the call.
+void add_bags(TrackedTable& table, std::uintptr_t indices, std::size_t num_indices, bool indices_int64,
+              std::uintptr_t offsets, std::size_t num_offsets, std::int64_t num_bags,
+              std::int64_t first_sample, std::int64_t padding_row) {
+  const nb::gil_scoped_release release;
+  const std::span<const std::int64_t> begins{pointer<const std::int64_t>(offsets), num_offsets};
+  if (indices_int64) {
+    table.add_bags(std::span{pointer<const std::int64_t>(indices), num_indices}, begins, num_bags,
+                   first_sample, padding_row);
+  } else {
+    table.add_bags(std::span{pointer<const std::int32_t>(indices), num_indices}, begins, num_bags,
+                   first_sample, padding_row);
+  }
 }
 
 void add_lookups(TrackedTable& table, ArrayIn<std::int64_t, nb::ndim<1>> rows,
@@ -146,7 +163,9 @@ void bind_simulator(nb::module_& m) {
         "weights"_a = std::vector<std::uint32_t>{}, "rows_per_block"_a = 0);
   nb::class_<TrackedTable>(m, "TrackedTable")
       .def("__init__", &make_table, nb::kw_only(), "max_rows"_a, "hot_rows"_a, "seed"_a, "batch_sizes"_a,
-           "rows_per_page"_a)
+           "rows_per_page"_a, "samples_a_unit"_a = 1, "sample_at_rows"_a = 0)
+      .def("add_bags", &add_bags, nb::kw_only(), "indices_ptr"_a, "num_indices"_a, "indices_int64"_a,
+           "offsets_ptr"_a, "num_offsets"_a, "num_bags"_a, "first_sample"_a, "padding_row"_a)
       .def("add", &add_lookups, nb::arg("rows").noconvert(), nb::arg("samples").noconvert())
       .def("sample", &TrackedTable::sample, nb::call_guard<nb::gil_scoped_release>())
       .def("coarsen", &TrackedTable::coarsen, nb::call_guard<nb::gil_scoped_release>())
