@@ -52,7 +52,7 @@ class PipelineTimes:
     rows_seconds: float = 0.0
     lead_seconds: float = 0.0
     ahead: int = 0
-    failed: int = 0  # tickets whose rows could not be read ahead; their forward tries again
+    failed: int = 0  # tickets whose rows could not be planned or read ahead; their forward tries again
 
 
 class Pipeline(Generic[_Value]):
@@ -257,7 +257,7 @@ class Pipeline(Generic[_Value]):
             try:
                 if not ticket.stage(share):
                     return False
-            except MtrainsError:
+            except (MtrainsError, IndexError, ValueError):
                 self.times.failed += 1  # the forward meets the same error, or none
         return True
 

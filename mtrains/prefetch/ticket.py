@@ -54,7 +54,8 @@ class Ticket:
         """Bring its rows to the tier that computes and pin them; whether they are there now.
 
         share: of the tier's slots that may be pinned; beyond it nothing is done.
-        Raises: TierIOError, FormatError: rows cannot be read; their forward will say so too.
+        Raises: TierIOError, FormatError: rows cannot be read; IndexError, ValueError: indices or offsets are wrong.
+        Their forward will say so too.
         """
         try:
             return self.engine.stage(self.native, share, self._spec, **self._arguments())

@@ -44,46 +44,41 @@ std::vector<Engine::TableShape> Engine::shapes_of(const std::vector<FeatureSpec>
   std::vector<TableShape> shapes;
   for (const FeatureSpec& feature : features) {
     const Table& table = table_at(feature.table);
-    shapes.push_back({table.num_rows, table.init.padding_row});
+    shapes.push_back({table.num_rows, table.init.padding_row, table.resident});
   }
   return shapes;
 }
 
 std::shared_ptr<Ticket> Engine::foresee(const std::vector<FeatureSpec>& features, const ForwardInput& input) {
   auto ticket = std::make_shared<Ticket>();
-  plan(*ticket, features, input);
-  for (std::size_t f = 0; f < features.size(); ++f) {
-    const std::vector<std::uint64_t>& rows = ticket->plans[f].rows;
-    TicketTable* part = ticket->table(features[f].table);
-    if (part == nullptr) {
-      ticket->tables.push_back({features[f].table, rows, {}});
-      continue;
-    }
-    std::vector<std::uint64_t> both;
-    std::set_union(part->rows.begin(), part->rows.end(), rows.begin(), rows.end(), std::back_inserter(both));
-    part->rows = std::move(both);
-  }
+  plan(*ticket, features, input, /*for_window=*/true);
   ticket->plans.clear();  // made again when it is staged: until then, ids alone
   return ticket;
 }
 
-void Engine::plan(Ticket& ticket, const std::vector<FeatureSpec>& features, const ForwardInput& input) {
+void Engine::plan(Ticket& ticket, const std::vector<FeatureSpec>& features, const ForwardInput& input,
+                  bool for_window) {
   const std::vector<TableShape> shapes = shapes_of(features);
   Lookup lookup;
   lookup.features.resize(features.size());
   std::vector<std::uint64_t> begins;
   lay_out(features, input, lookup, begins);
   ticket.tables_of_features.clear();
+  ticket.tables.clear();
   ticket.plans.assign(features.size(), {});
   for (std::size_t f = 0; f < features.size(); ++f) {
     ticket.tables_of_features.push_back(features[f].table);
+    if (for_window && shapes[f].resident) continue;
     const auto size = static_cast<std::uint64_t>(lookup.features[f].offsets.back());
     const auto bad =
         ticket.plans[f].build(span_of(input, begins[f], size), shapes[f].num_rows, shapes[f].padding_row);
-    if (!bad) continue;
-    const auto lock = enter();
-    bad_index(table_at(features[f].table), begins[f] + bad->position, bad->value);
+    if (bad) {
+      const auto lock = enter();
+      bad_index(table_at(features[f].table), begins[f] + bad->position, bad->value);
+    }
+    ticket.add_rows(features[f].table, ticket.plans[f].rows);
   }
+  if (for_window) return;
   ticket.num_indices = input.indices.size;
   ticket.digest = digest_of(lookup, input, begins);
 }
@@ -196,7 +191,7 @@ bool Engine::stage(const std::shared_ptr<Ticket>& ticket, const std::vector<Feat
   bool staged = false;
   try {
     const Stopwatch watch(seconds);
-    if (ticket->plans.empty()) plan(*ticket, features, input);
+    if (ticket->plans.empty()) plan(*ticket, features, input, /*for_window=*/false);
     staged = bring_ahead(ticket, share);
   } catch (...) {
     finish(false, seconds);

@@ -82,6 +82,10 @@ bool RowStore::begin_staging(Ticket& ticket, double share, StagedRows& staged) {
     TicketTable& part = ticket.tables[t];
     Table& table = *tables_[part.table];
     std::vector<std::uint32_t>& missing = staged.missing[t];
+    if (table.resident && table.num_present == table.num_rows) {
+      if (counts) count_hits(table, part.rows.size());
+      continue;
+    }
     std::vector<RowRead> reads;
     if (!table.resident) part.slots.assign(part.rows.size(), kNoSlot);
     staged.read_of_row[t].assign(part.rows.size(), StagedRows::kNone);

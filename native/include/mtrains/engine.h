@@ -82,7 +82,7 @@ struct RowSums {
 
 struct EngineTimes {
   double compute_seconds = 0, plan_seconds = 0, move_seconds = 0;
-  double stage_seconds = 0;       // of the threads that stage, beside passes
+  double stage_seconds = 0;        // of the threads that stage, beside passes
   double stage_read_seconds = 0;   // of these, waiting for reads of the log
   double stage_stall_seconds = 0;  // ... and for room in it
 };
@@ -131,7 +131,8 @@ class Engine {
   void step(std::vector<TableUpdate>& updates, DeviceCompute* device = nullptr);
 
   // --- lookups that are known before their forward; from any thread
-  // The rows of a lookup. Throws as its forward would.
+  // What the window needs of a lookup: its rows, but of resident tables, which none leaves. Throws as its
+  // forward would, as far as it looks.
   std::shared_ptr<Ticket> foresee(const std::vector<FeatureSpec>& features, const ForwardInput& input);
   // Plans the lookup of a ticket, brings its rows and pins them, unless pins would take more than `share` of
   // the compute tier or it was cancelled: false then, and its forward brings what is not there. One at a
@@ -190,6 +191,7 @@ class Engine {
   struct TableShape {
     std::uint64_t num_rows;
     std::int64_t padding_row;
+    bool resident;
   };
 
   // The scope in which a thread may not enter again.
@@ -272,7 +274,8 @@ class Engine {
   // The ticket of this lookup, which is no longer among tickets_, or null.
   std::shared_ptr<Ticket> take_ticket(const Lookup& lookup, const ForwardInput& input,
                                       const std::vector<std::uint64_t>& begins);
-  void plan(Ticket& ticket, const std::vector<FeatureSpec>& features, const ForwardInput& input);
+  void plan(Ticket& ticket, const std::vector<FeatureSpec>& features, const ForwardInput& input,
+            bool for_window);
   bool bring_ahead(const std::shared_ptr<Ticket>& ticket, double share);
   template <typename Call>
   bool beside_passes(const Call& call);
@@ -318,7 +321,7 @@ class Engine {
   std::vector<std::shared_ptr<Ticket>> tickets_;  // that a forward may take, in the order of their batches
   TicketCounters ticket_counters_;
   bool has_window_ = false;
-  bool beside_ = false;  // the pass in progress stages
+  bool beside_ = false;                                // the pass in progress stages
   std::unique_lock<std::mutex>* pass_lock_ = nullptr;  // of the pass in progress
   std::atomic<std::thread::id> pass_by_, locked_by_;   // who is inside; a pass that waits for room still is
   std::condition_variable room_;

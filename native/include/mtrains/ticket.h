@@ -45,6 +45,7 @@ struct Ticket {
   LookupDigest digest;
   std::uint64_t num_indices = 0;
 
+  void add_rows(std::uint32_t table, const std::vector<std::uint64_t>& rows);
   TicketTable* table(std::uint32_t number) {
     for (TicketTable& part : tables) {
       if (part.table == number) return &part;
