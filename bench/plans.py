@@ -8,7 +8,9 @@ what a step takes that waits for no row is the time of the same steps with all r
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +39,9 @@ class Staging:
 
     lookahead: int = 0
     depth: int = 0
+
+
+STAGINGS = (Staging(), Staging(lookahead=64, depth=2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,33 +111,50 @@ class Trainer:
         self._tables = mtrains.TieredEmbeddingBagCollection(specs, store=store)
         self._optimizer = mtrains.optim.RowWiseAdagrad(self._tables.parameters(), lr=0.05)
 
-    def step(self, batch: list[np.ndarray]) -> float:
-        """Return the seconds of a step."""
-        indices = torch.from_numpy(np.concatenate(batch))
-        offsets = torch.from_numpy(np.cumsum([0, *map(len, batch)]))  # one bag a table
+    def steps(self, batches: list[list[np.ndarray]], staging: Staging) -> Iterator[float]:
+        """Train; yield the seconds of each step, with the wait for its batch."""
+        loader: Iterable[tuple[torch.Tensor, torch.Tensor]] = [
+            (torch.from_numpy(np.concatenate(batch)), torch.from_numpy(np.cumsum([0, *map(len, batch)])))
+            for batch in batches  # one bag a table
+        ]
+        if staging != Staging():
+            loader = mtrains.prefetch(
+                loader, lambda pair: {self._tables: pair}, lookahead=staging.lookahead, depth=staging.depth
+            )
         begin = time.perf_counter()
-        self._tables(indices, offsets).sum().backward()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return time.perf_counter() - begin
+        for indices, offsets in loader:
+            self._tables(indices, offsets).sum().backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            yield time.perf_counter() - begin
+            begin = time.perf_counter()
 
 
 def run_plan(
     stream: Stream, plan: mtrains.PlacementPlan, share: float, staging: Staging
 ) -> tuple[Outcome, dict[str, list[float]]]:
-    """Train the whole stream in a store of the plan's memory, and step by step beside it with all rows in memory.
+    """Train the whole stream in a store of the plan's memory, and with all rows in memory: in turns, or afterwards
+    where rows are staged meanwhile.
 
     Returns what came of it, and the seconds of the steps of both, "planned" and "in memory".
     """
     total = sum(size * (4 * DIM + 4) for size in stream.sizes)
     seconds: dict[str, list[float]] = {"planned": [], "in memory": []}
     with mtrains.Store(seed=0, plan=plan) as store, mtrains.Store(seed=0, dram=2 * total + (1 << 20)) as whole:
-        trainers = {"planned": Trainer(stream, store), "in memory": Trainer(stream, whole)}
-        for batch in stream.batches:
-            trainers["in memory"].step(batch)  # first touches are no part of the computation
-        for batch in stream.batches:
-            for name, trainer in trainers.items():
-                seconds[name].append(trainer.step(batch))
+        in_memory = Trainer(stream, whole)
+        for _ in in_memory.steps(stream.batches, Staging()):
+            pass  # first touches are no part of the computation
+        runs = {
+            "planned": Trainer(stream, store).steps(stream.batches, staging),
+            "in memory": in_memory.steps(stream.batches, Staging()),
+        }
+        if staging.depth:
+            for name, run in runs.items():
+                seconds[name] = list(run)
+        else:
+            for pair in zip(*runs.values(), strict=True):
+                for name, took in zip(runs, pair, strict=True):
+                    seconds[name].append(took)
         stats = store.stats()
     measured = measure_plan(
         plan, stats.tables, stats.tiers["ssd"], steps=len(stream.batches), seconds=sum(seconds["planned"]),
@@ -163,12 +185,11 @@ def main(options: Options) -> list[Result]:
     where = environment()
     machine = slow_machine(options.folder, options.quick)
     streams = [made_up(4, 4096, 256, 24)] if options.quick else [orm_busy(2_000_000, 1024), criteo(20_000, 32)]
-    staging = Staging()
     results = []
-    for stream in filter(None, streams):
+    for stream, staging in itertools.product(filter(None, streams), STAGINGS):
         workload = mtrains.Workload(policy="next_use", max_segments=16, **dataclasses.asdict(staging))
         result = Result(
-            question=f"plans for {stream.name}",
+            question=f"plans for {stream.name}, lookahead {staging.lookahead}, depth {staging.depth}",
             parameters={
                 "steps": len(stream.batches), "batch_size": stream.batch_size, "tables": len(stream.tables), "dim": DIM,
                 **dataclasses.asdict(staging), "emulated": [],

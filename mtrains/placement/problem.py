@@ -120,6 +120,7 @@ class Problem:
         )
         pages = [_pages(curve, workload.pages_per_fetch) for curve in curves]
         unique = np.array([curve.unique_rows for curve in curves])
+        pinned = np.minimum(np.ceil(np.maximum([curve.pinned_rows for curve in curves], 1.0)), touched)
         parts = _fixed_parts(profile, topology, workload, record, unique, touched)
         fixed = np.zeros(len(topology.slots))
         fixed[topology.host_tier] = sum(parts.values())
@@ -136,8 +137,9 @@ class Problem:
                     touched_rows=float(rows),
                     unique_rows=curve.unique_rows,
                     max_segments=workload.max_segments,
+                    pinned_rows=float(least),
                 )
-                for curve, (all_pages, held), rows in zip(curves, pages, touched, strict=True)
+                for curve, (all_pages, held), rows, least in zip(curves, pages, touched, pinned, strict=True)
             ),
             record=record,
             slot=record if topology.static else record + workload.index_bytes,
@@ -151,7 +153,7 @@ class Problem:
             rows=touched,
             pages=np.array([all_pages for all_pages, _ in pages]),
             lookup_bytes=_lookup_bytes(profile, batch_size, record, unique),
-            pinned_rows=np.minimum(np.ceil(np.maximum([curve.pinned_rows for curve in curves], 1.0)), touched),
+            pinned_rows=pinned,
             fixed=fixed,
             fixed_parts=parts,
         )

@@ -51,3 +51,18 @@ def test_a_curve_is_flat_beyond_its_last_point_and_cut_at_the_touched_rows():
     assert (shorter.rows[-1], shorter.hits[-1]) == (15, 6.5)
     nothing = placement_curve(rows, hits, hits, touched_rows=0, unique_rows=10, max_segments=8)
     assert nothing.rows.tolist() == [0, 0]
+
+
+def test_pinned_rows_are_one_segment_and_the_curve_is_concave_from_there_on():
+    rows = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
+    hits = np.array([0.0, 1.0, 6.0, 8.0, 9.0])
+    free = placement_curve(rows, hits, hits, touched_rows=50, unique_rows=10, max_segments=8)
+    assert free.hull_gap == pytest.approx(0.3)  # at 20 rows: 4 of the hull, 1 of the curve
+    pinned = placement_curve(rows, hits, hits, touched_rows=50, unique_rows=10, max_segments=8, pinned_rows=25)
+    assert pinned.rows.tolist() == [0, 25, 30, 40, 50]
+    assert pinned.hits.tolist() == [0, 3.5, 6, 8, 9]
+    assert pinned.hull_gap == 0
+    cut = placement_curve(rows, hits, hits, touched_rows=50, unique_rows=10, max_segments=2, pinned_rows=25)
+    assert cut.rows.tolist()[:2] == [0, 25]
+    whole = placement_curve(rows, hits, hits, touched_rows=50, unique_rows=10, max_segments=8, pinned_rows=80)
+    assert whole.rows.tolist() == [0, 50]
