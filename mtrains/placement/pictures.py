@@ -26,6 +26,7 @@ __all__ = [
     "what_if_figure",
 ]
 
+_LEGEND_COLUMNS = 5
 MAX_TABLES = 40  # in a picture: those with the most uses
 _TIERS = {"hbm": "#CC79A7", "dram": "#0072B2", "scm": "#009E73"}  # Okabe and Ito's colours, as all here
 _FETCHED, _NEW, _FREE, _OTHER = "#D55E00", "#B8B8B8", "#EFEFEF", "#8C6D31"
@@ -144,13 +145,14 @@ def _stack(axes: Axes, place: int, shares: Mapping[str, float], colours: Mapping
 
 
 def _finished(figure: Figure, axes: Axes, title: str) -> Figure:
-    axes.set_title(title, fontsize=11, loc="left", pad=26 if axes.get_legend_handles_labels()[0] else 6)
+    handles, labels = axes.get_legend_handles_labels()
+    lines = -(-len(handles) // _LEGEND_COLUMNS)
+    axes.set_title(title, fontsize=11, loc="left", pad=6 + (8 + 14 * lines if lines else 0))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(
-            handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(8, len(handles)), fontsize=8,
+            handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(_LEGEND_COLUMNS, len(handles)), fontsize=8,
             frameon=False, borderaxespad=0.2, columnspacing=1.2,
         )  # fmt: skip
     return figure

@@ -57,6 +57,8 @@ def _reason(problem: Problem, placement: Placement, price: Price, table: int, ga
     last = used[-1]
     if rows.sum() >= total - 1:
         end = "all its rows have a place"
+    elif gains[table, last] <= 0:
+        end = "no use is left for more of them"
     else:
         end = f"a further MiB would save {gains[table, last]:.3g} misses a step"
     skipped = [names[tier] for tier in range(1, last) if not placement.passed[table, tier]]
