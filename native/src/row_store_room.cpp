@@ -24,20 +24,20 @@ bool RowStore::make_room(SlotPool& pool, std::size_t needed) {
     return pool.index.capacity() - pool.num_protected.load() - pool.num_pinned;
   };
   while (evictable() < needed) {
-    if (!borrow(pool, /*only_older=*/false)) return false;
+    if (!borrow(pool, /*only_worse=*/false)) return false;
   }
   while (pool.index.num_free() < needed) {
-    if (borrow(pool, /*only_older=*/true)) continue;
+    if (borrow(pool, /*only_worse=*/true)) continue;
     if (evict_oldest(pool, needed - pool.index.num_free()) == 0) return false;  // pinned slots
   }
   return true;
 }
 
-// Takes a slab from the pool that holds the least recently used row, or (unless only_older) from any that can
-// spare one.
-bool RowStore::borrow(SlotPool& pool, bool only_older) {
+// Takes a slab from the pool that has the row that shall leave first, if that is none of this pool's own or
+// (unless only_worse) in any case.
+bool RowStore::borrow(SlotPool& pool, bool only_worse) {
   SlotTier& tier = *levels_[pool.level];
-  SlotPool* lender = tier.lender_for(pool, only_older, clock_);
+  SlotPool* lender = tier.lender_for(pool, only_worse, clock_);
   if (lender == nullptr || !shrink(*lender)) return false;
   tier.grow(pool);  // a small slab of the lender's may not make a slot yet
   return true;

@@ -112,28 +112,38 @@ bool SlotTier::grow(SlotPool& pool) {
   return slots > 0 && pool.grow(pool.index.capacity() + static_cast<std::uint32_t>(slots));
 }
 
-SlotPool* SlotTier::lender_for(SlotPool& pool, bool only_older, std::uint32_t clock) const {
+bool SlotTier::leaves_before(const Victim& victim, std::size_t stride, const Victim& other,
+                             std::size_t other_stride) const {
+  const bool wanted = victim.next_use != kNoUse, other_wanted = other.next_use != kNoUse;
+  if (wanted != other_wanted) return other_wanted;
+  if (!wanted) return victim.last_use < other.last_use;
+  return std::uint64_t{victim.next_use - window_.first()} * stride >
+         std::uint64_t{other.next_use - window_.first()} * other_stride;
+}
+
+SlotPool* SlotTier::lender_for(SlotPool& pool, bool only_worse, std::uint32_t clock) const {
   if (pools_.size() == 1) return nullptr;
   if (!is_shared(pool)) {
     // Memory comes in units, so the shared pools may have some of what was set aside for this one.
     if (pool.bytes() + pool.slot_bytes() > pool.budget) return nullptr;
-    only_older = false;
+    only_worse = false;
   }
-  Victim victim;
-  std::uint32_t oldest = 0xffffffffu;
-  if (only_older && pool.index.policy().peek(pool.index, clock, &victim)) oldest = victim.last_use;
+  Victim least{.slot = 0, .last_use = 0xffffffffu, .next_use = kNoUse};
+  std::size_t least_stride = pool.stride;
   SlotPool* lender = nullptr;
+  // Whoever may leave is worth lending, unless the pool has a row of its own that shall leave before.
+  bool any = !only_worse || !pool.index.policy().peek(pool.index, clock, &least);
   for (const auto& [key, other] : pools_) {
-    std::uint32_t last_use = 0;
     if (key.first != kShared || other.get() == &pool || other->index.capacity() == 0) continue;
-    if (other->index.num_used() == other->index.capacity()) {
-      if (!other->index.policy().peek(other->index, clock, &victim)) continue;
-      last_use = victim.last_use;
-    }
-    if (last_use < oldest) {
-      oldest = last_use;
-      lender = other.get();
-    }
+    Victim victim{.slot = 0, .last_use = 0, .next_use = kNoUse};  // of a pool with free slots
+    if (other->index.num_used() == other->index.capacity() &&
+        !other->index.policy().peek(other->index, clock, &victim))
+      continue;
+    if (!any && !leaves_before(victim, other->stride, least, least_stride)) continue;
+    any = false;
+    least = victim;
+    least_stride = other->stride;
+    lender = other.get();
   }
   return lender;
 }

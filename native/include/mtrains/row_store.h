@@ -213,7 +213,7 @@ class RowStore {
   }
   void uncount(std::uint32_t stamp) { --(stamp == stamp_of(epoch_) ? num_dirty_ : num_owed_); }
   bool make_room(SlotPool& pool, std::size_t needed);
-  bool borrow(SlotPool& pool, bool only_older);
+  bool borrow(SlotPool& pool, bool only_worse);
   bool shrink(SlotPool& pool);
   // Makes up to `wanted` least recently used rows leave; how many did. At least one, if one can.
   std::size_t evict_oldest(SlotPool& pool, std::size_t wanted);

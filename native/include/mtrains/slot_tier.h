@@ -97,10 +97,9 @@ class SlotTier {
   // Lends the pool a slab more; false if nothing is left of its budget.
   bool grow(SlotPool& pool);
   std::uint32_t slab_slots(const SlotPool& pool) const;
-  // The pool that may lend `pool` a slab: it holds the row that was least recently used, before the pool's
-  // own oldest if only_older; null if there is none. To a table's own pool all shared ones lend, up to its
-  // budget.
-  SlotPool* lender_for(SlotPool& pool, bool only_older, std::uint32_t clock) const;
+  // The pool that may lend `pool` a slab: of all, it has the row that shall leave first, before the pool's
+  // own if only_worse; null if there is none. To a table's own pool all shared ones lend, up to its budget.
+  SlotPool* lender_for(SlotPool& pool, bool only_worse, std::uint32_t clock) const;
 
   // Whether so many more pinned slots of each pool of this tier would leave pins within `share` of its slots.
   bool may_pin(const std::map<SlotPool*, std::uint64_t>& more, double share) const;
@@ -122,6 +121,10 @@ class SlotTier {
   using Key = std::pair<std::uint32_t, std::size_t>;  // (owner or kShared, stride)
 
   bool is_shared(const SlotPool& pool) const;
+  // Of victims of two pools: rows that the window does not have, the least recently used first; then the
+  // farthest next use, by the bytes that it would free.
+  bool leaves_before(const Victim& victim, std::size_t stride, const Victim& other,
+                     std::size_t other_stride) const;
   void charge_limit(std::uint64_t rows_read, std::uint64_t rows_written, std::size_t stride);
 
   std::size_t level_;
