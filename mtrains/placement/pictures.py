@@ -152,8 +152,8 @@ def _finished(figure: Figure, axes: Axes, title: str) -> Figure:
         axes.spines[side].set_visible(False)
     if handles:
         axes.legend(
-            handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(_LEGEND_COLUMNS, len(handles)), fontsize=8,
-            frameon=False, borderaxespad=0.2, columnspacing=1.2,
+            handles, labels, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(_LEGEND_COLUMNS, len(handles)),
+            fontsize=8, frameon=False, borderaxespad=0.2, columnspacing=1.2,
         )  # fmt: skip
     return figure
 
