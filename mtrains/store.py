@@ -20,6 +20,7 @@ from mtrains.errors import StateError
 from mtrains.hbm import Hbm
 from mtrains.placement.plan import PlacementPlan
 from mtrains.scm import Scm
+from mtrains.slot_tiers import EVICTIONS
 from mtrains.specs import TableSpec
 from mtrains.store_memory import ask_memory
 from mtrains.store_stats import StoreStats, collect_stats
@@ -65,6 +66,7 @@ class Store:
         plan: PlacementPlan | str | os.PathLike[str] | None = None,
         read_only: bool = False,
         io_engine: str = "auto",
+        eviction: Literal["lru", "lfu", "s3-fifo"] = "lru",
         keep: int = DEFAULT_KEEP,
         distributed: str | None = None,
         on_optimizer_change: Literal["error", "reset"] = "error",
@@ -87,6 +89,8 @@ class Store:
             seed: of initial values; None takes torch.initial_seed() for a new store. A store keeps its seed
             for life.
             io_engine: "uring", "pread", "mmap", or "auto", the first of these that works here.
+            eviction: which rows leave a tier first, of those without a use in a prefetch's window: the least recently
+            used, the fewest accesses ("lfu"), or "s3-fifo" (docs/eviction.md).
             read_only: serve the last committed checkpoint of an existing store, which another process may be
             training; `refresh()` moves on. Needs no optimizer, takes no lock of the store, changes nothing. `seed`,
             if given, must be the store's; `scm`, `ssd`, `keep` and `on_optimizer_change` are refused.
@@ -113,6 +117,7 @@ class Store:
             io_engine=_one_of("io_engine", io_engine, IO_ENGINES),
             num_threads=get_num_threads(),
             keep=_checked_keep(keep),
+            eviction=_one_of("eviction", eviction, EVICTIONS),
         )
         self._reset_optimizers = (
             _one_of("on_optimizer_change", on_optimizer_change, ("error", "reset")) == "reset"
@@ -556,7 +561,12 @@ def _has_tag(tag: str | int) -> Callable[[CheckpointRecord], bool]:
 def _open_to_read(folder: Path, options: SessionOptions) -> ReaderSession:
     return ReaderSession(
         folder,
-        ReaderOptions(chain=options.chain, io_engine=options.io_engine, num_threads=options.num_threads),
+        ReaderOptions(
+            chain=options.chain,
+            io_engine=options.io_engine,
+            num_threads=options.num_threads,
+            eviction=options.eviction,
+        ),
     )
 
 

@@ -30,7 +30,7 @@ class StoreStats:
     seconds: where time went: compute, io_wait (passes that wait for reads of the log), write_back (passes that wait for
     room in it), staging (bringing rows ahead, beside all of these), staging_io and staging_stall (of it, the same two),
     writing (the writer thread's commits), ... io_engine: the effective one; refused_engines: which others
-    were refused, and why. providers: what each slot tier is made of.
+    were refused, and why. providers: what each slot tier is made of. eviction: of rows without a known next use.
     emulated: tiers that stand in for a device that is not there. write_amplification: bytes of segments written
     over bytes of rows that training appended (headers, checksums, what checkpoints left empty and garbage
     collection are the rest); gc_write_ratio: bytes of rows that garbage collection appended over the same.
@@ -46,6 +46,7 @@ class StoreStats:
     refused_engines: str
     emulated: tuple[str, ...]
     providers: Mapping[str, str]
+    eviction: str
     checkpoints: int
     folded_pages: int
     write_amplification: float
@@ -85,6 +86,7 @@ def collect_stats(session: Session | ReaderSession) -> StoreStats:
         refused_engines=engine.refused_engines(),
         emulated=session.chain.emulated,
         providers=session.chain.providers,
+        eviction=session.options.eviction,
         checkpoints=session.checkpoint_count,
         folded_pages=session.folded_pages,
         write_amplification=written / user_bytes if user_bytes else 0.0,

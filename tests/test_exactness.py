@@ -117,6 +117,17 @@ def test_budget_changes_no_bit(optimizer, dram):
         assert counters["evictions"] > 0 or dram != "24KiB"
 
 
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "s3-fifo"])
+@pytest.mark.parametrize("prefetch", [None, {"lookahead": 0}, {"lookahead": 2, "depth": 1}])
+def test_eviction_changes_no_bit(eviction, prefetch):
+    expected = in_memory()
+    with mtrains.Store(dram="24KiB", scm="48KiB", eviction=eviction, seed=3) as store:
+        assert replay(store, prefetch=prefetch) == expected
+        stats = store.stats()
+        assert stats.eviction == eviction
+        assert min(stats.tiers[tier]["evictions"] for tier in ("dram", "scm")) > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bit_weights_round_alike_in_any_budget(dtype):
     with mtrains.Store(dram="30KiB", seed=3) as store:

@@ -355,6 +355,7 @@ def test_options_of_later_versions_are_refused_by_name():
         Store(distributed=1)
     for option in (
         {"io_engine": "aio"},
+        {"eviction": "fifo"},
         {"keep": 0},
         {"read_only": True},
         {"dram": "much"},

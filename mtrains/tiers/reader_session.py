@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mtrains import _native
 from mtrains.errors import StateError
+from mtrains.slot_tiers import EVICTIONS
 from mtrains.tiers.catalog_records import CheckpointRecord, StoreState, TableCut, TableRecord
 from mtrains.tiers.chain import Chain, ChainConfig
 from mtrains.tiers.disk_budget import DiskBudget
@@ -34,6 +35,7 @@ class ReaderOptions:
     chain: ChainConfig
     io_engine: str
     num_threads: int
+    eviction: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +189,7 @@ class ReaderSession:
                 num_threads=options.num_threads,
                 incarnation=0,
                 epoch=self._num_loads,
+                eviction=EVICTIONS.index(options.eviction),
             )
             for number, (record, cut) in enumerate(zip(tables, cuts, strict=True)):
                 add_table(engine, record, state.seed, cut.layout, options.chain.budgets_of(record.name))

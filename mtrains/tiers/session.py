@@ -14,6 +14,7 @@ import lmdb
 
 from mtrains import _native
 from mtrains.errors import MtrainsError, StateError
+from mtrains.slot_tiers import EVICTIONS
 from mtrains.tiers.catalog import Catalog
 from mtrains.tiers.catalog_records import CheckpointRecord, TableCut, TableRecord, retained
 from mtrains.tiers.chain import Chain, ChainConfig
@@ -57,6 +58,7 @@ class SessionOptions:
     io_engine: str
     num_threads: int
     keep: int
+    eviction: str = EVICTIONS[0]
     passed: PassedPoint = pass_silently
 
 
@@ -152,6 +154,7 @@ class Session:
             num_threads=self.options.num_threads,
             incarnation=self.state.incarnation,
             epoch=self.state.first_epoch,
+            eviction=EVICTIONS.index(self.options.eviction),
         )
         self._running.append(engine.close)
         # Layouts that came after the checkpoint have no rows left.
