@@ -26,7 +26,7 @@ class StoreStats:
     tables: of each table dram_hits (and so on, by tier), new, fetches, and rows_appended (to the log, by training).
     prefetch: tickets staged, used (by their forward), used_unstaged (planned ahead only), cancelled (a pass needed
     their slots), expired (no forward came); staged_rows, staged_fetches: rows brought ahead, and those of them out of
-    the log; pinned_rows: now.
+    the log; demand_fetches: rows out of the log that a pass brought itself; pinned_rows: now.
     seconds: where time went: compute, io_wait (passes that wait for reads of the log), write_back (passes that wait for
     room in it), staging (bringing rows ahead, beside all of these), staging_io and staging_stall (of it, the same two),
     writing (the writer thread's commits), ... io_engine: the effective one; refused_engines: which others

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mtrains.placement.cost import latency
 from mtrains.placement.problem import Problem
 from mtrains.placement.solve import least_seconds, solve
 from mtrains.placement.topology import Topology, scaled
@@ -42,15 +43,17 @@ def what_if(
     """Return the fastest step with half, twice and four times of each thing that the machine has, one at a time.
 
     In parts of rows, and with the tiers that tables use now, as the gain of a GiB in a plan. Takes a program each.
+    What no rate explains, the latency of reads, stays that of the plan.
     Raises: as plan().
     """
     workload = workload or Workload()
     machine = topology if isinstance(topology, Topology) else load_topology(topology)
     problem = Problem.build(profile, machine, workload)
     solved = solve(problem)
+    waits = latency(problem, solved.price.misses)
 
     def step(seconds: float) -> float:
-        return seconds * workload.burst_ratio + workload.latency_seconds
+        return seconds * workload.burst_ratio + waits
 
     now = step(solved.relaxed_seconds)
     found = []

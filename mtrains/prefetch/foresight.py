@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from mtrains.errors import StateError
 from mtrains.lookup import Bags, PooledLookup
 from mtrains.prefetch.ticket import Ticket
 
@@ -64,6 +65,10 @@ def _ticket(lookup: PooledLookup, bags: Bags) -> Ticket | None:
         return None  # nothing to bring
     try:
         return Ticket(lookup, bags)
+    except StateError:
+        store = lookup.store  # StateError if it is closed
+        store.check_open()
+        return None  # it was restored meanwhile
     except (IndexError, ValueError):
         return None  # the forward of this batch says what is wrong, where the user sees which batch it is
 

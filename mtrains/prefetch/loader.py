@@ -42,6 +42,7 @@ def prefetch(
     Raises:
         TypeError, ValueError: arguments. What the loader or `inputs` raises comes up with its batch, in order.
 
+    Batches are read long before they are used: a loader that fills the same tensors again and again must copy them.
     A dataset that draws from torch's global generator in this process does so on another thread, earlier than without
     prefetch: give it a generator of its own, or workers.
     """
@@ -65,16 +66,18 @@ class PrefetchedLoader(Generic[_Batch]):
         self.inputs = inputs
         self.lookahead = lookahead
         self.depth = depth
-        self._last: weakref.ref[PrefetchIterator[_Batch]] | None = None
+        self._given_state: object = None  # of the loader, as of the batch that was given out last
 
     def __iter__(self) -> PrefetchIterator[_Batch]:
         """Begin a pass over the loader. Close it, or let it end or go, and its threads end."""
-        iterator = PrefetchIterator(self)
-        self._last = weakref.ref(iterator)
-        return iterator
+        self._given_state = None
+        return PrefetchIterator(self)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # TypeError where it has none, as it should be
+
+    def __bool__(self) -> bool:
+        return True  # a loader without a length too
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 whatever the loader has
         if name.startswith("__") or name == "loader":
@@ -83,14 +86,13 @@ class PrefetchedLoader(Generic[_Batch]):
 
     def state_dict(self) -> object:
         """Return the loader's state as of the batch that was given out last."""
-        last = None if self._last is None else self._last()
-        if last is not None and last.loader_state is not None:
-            return last.loader_state
+        if self._given_state is not None:
+            return self._given_state
         return self.loader.state_dict()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state: object) -> None:
         """Set the loader's state; the next iteration goes on from there."""
-        self._last = None
+        self._given_state = None
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]
 
 
@@ -98,6 +100,7 @@ class PrefetchIterator(Iterator[_Batch]):
     """One pass over a loader. A context manager; close() is implied when it ends, fails or is dropped."""
 
     def __init__(self, owner: PrefetchedLoader[_Batch]) -> None:
+        self._owner = owner
         self._pipeline = Pipeline(iter(owner.loader), owner.loader, owner.inputs, owner.lookahead, owner.depth)
         self.close = weakref.finalize(self, self._pipeline.close)
 
@@ -109,21 +112,22 @@ class PrefetchIterator(Iterator[_Batch]):
         if not self.close.alive:
             raise StopIteration
         try:
-            return self._pipeline.next()
-        except Exception:  # StopIteration too: there is nothing more; but Ctrl-C may be survived
+            batch = self._pipeline.next()
+        except StopIteration:
+            self._owner._given_state = None  # the loader's own is of the end
             self.close()
             raise
+        except Exception:  # but Ctrl-C may be survived
+            self.close()
+            raise
+        self._owner._given_state = self._pipeline.loader_state
+        return batch
 
     def __enter__(self) -> PrefetchIterator[_Batch]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def loader_state(self) -> object:
-        """The loader's state_dict() as of the batch given out last; None before the first and without one."""
-        return self._pipeline.loader_state
 
     @property
     def times(self) -> PipelineTimes:

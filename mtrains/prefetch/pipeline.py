@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
-from mtrains.errors import MtrainsError
+from mtrains.errors import MtrainsError, StateError
 from mtrains.prefetch.foresight import Inputs, tickets_of
 from mtrains.prefetch.ticket import Ticket
 from mtrains.prefetch.window import Windows
 
 __all__ = ["Pipeline", "PipelineTimes"]
 
+_UNPIN_POLL = 0.002  # seconds: forwards tell nobody that they unpinned, and slots are short rarely
 _PINNED_SHARE = 1 / 3  # of the slots: pins cost hits long before they stop fitting
-_LOADER_PATIENCE = 10.0  # seconds that close() waits for a loader that is in the middle of next()
+_PATIENCE = 10.0  # seconds that close() waits for a loader in the middle of next(), or a device
 
 
 _Value = TypeVar("_Value")
@@ -79,7 +82,7 @@ class Pipeline(Generic[_Value]):
         self._num_read = 0
         self._num_given = 0
         self._wanted = -1  # number of the batch that next() waits for
-        self._full_at = -1  # no more could be staged while this many batches were given out
+        self._full_at: tuple[int, int] | None = None  # no more could be staged at this _full_mark()
         self._stopping = False
         self.loader_state: object = None  # of the batch given out last
         self.times = PipelineTimes()
@@ -90,6 +93,10 @@ class Pipeline(Generic[_Value]):
 
     def next(self) -> _Value:
         """Return the next batch. Raises: StopIteration at the end; what the loader or `inputs` raised."""
+        if os.getpid() != self._owner:
+            raise StateError(
+                "this iteration began in the parent of this process, whose threads it needs; begin one here"
+            )
         began = time.monotonic()
         if not self._threads:
             # The first batch is read by the caller, so that what a sampler draws from torch's generator when it
@@ -141,10 +148,11 @@ class Pipeline(Generic[_Value]):
         for thread in self._threads:
             if thread is threading.current_thread():
                 continue
-            thread.join(_LOADER_PATIENCE)
+            thread.join(_PATIENCE)
             if thread.is_alive():
+                busy = "the loader's next()" if thread is self._threads[0] else "bringing rows ahead"
                 warnings.warn(
-                    f"the loader's next() has not returned for {_LOADER_PATIENCE:.0f} s; its thread ends when it does",
+                    f"{busy} has not returned for {_PATIENCE:.0f} s; its thread ends when it does",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -152,10 +160,11 @@ class Pipeline(Generic[_Value]):
             batches = [*self._given, *self._queue]
             self._given.clear()
             self._queue.clear()
-        for batch in batches:
-            for ticket in batch.tickets:
-                ticket.end()
-        self._windows.end()
+        with ExitStack() as ending:  # all of them, whatever one says
+            ending.callback(self._windows.end)
+            for batch in batches:
+                for ticket in batch.tickets:
+                    ending.callback(ticket.end)
 
     # --- threads
 
@@ -184,13 +193,15 @@ class Pipeline(Generic[_Value]):
         try:
             batch.value = next(self._iterator)
             if hasattr(self._loader, "state_dict"):
-                batch.loader_state = self._loader.state_dict()
+                batch.loader_state = copy.deepcopy(self._loader.state_dict())  # it may go on changing
             batch.tickets = tickets_of(self._inputs, batch.value)
             if self._lookahead > 0 and not self._stopping:
                 self._windows.enter(batch.number, batch.tickets)
         except StopIteration:
             batch.is_end = True
         except BaseException as error:  # whatever it is, it belongs to the user's thread, at this batch
+            if not self._threads and not isinstance(error, Exception):
+                raise  # Ctrl-C while this is that thread: nothing has begun, and may yet
             batch.error = error
         last = batch.is_end or batch.error is not None
         with self._changed:
@@ -204,18 +215,22 @@ class Pipeline(Generic[_Value]):
     def _stage(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._has_old() or self._next_to_stage() is not None)
+                self._changed.wait_for(
+                    lambda: self._stopping or self._has_old() or self._next_to_stage() is not None,
+                    timeout=_UNPIN_POLL if self._full_at == self._full_mark() else None,
+                )
                 if self._stopping:
                     return
                 old = self._given.popleft() if self._has_old() else None
                 batch = None if old is not None else self._next_to_stage()
                 wanted = batch is not None and batch.number == self._wanted
-                num_given = self._num_given
+                full_mark = self._full_mark()
             try:
                 if old is not None:
                     self._retire(old)
                     continue
-                assert batch is not None
+                if batch is None:
+                    continue  # slots are short still
                 done = self._stage_batch(batch, 1.0 if wanted else _PINNED_SHARE) or wanted
             except BaseException as error:  # raised to the user with the next batch
                 self._fail(error)
@@ -224,7 +239,7 @@ class Pipeline(Generic[_Value]):
                 if done:
                     batch.settled, batch.settled_at = True, time.monotonic()
                 else:
-                    self._full_at = num_given
+                    self._full_at = full_mark
                 self._changed.notify_all()
 
     def _has_old(self) -> bool:
@@ -243,12 +258,16 @@ class Pipeline(Generic[_Value]):
             ticket.end()
         self._windows.leave(batch.number + 1)
 
+    def _full_mark(self) -> tuple[int, int]:
+        """What pins depend on: batches given out, and how many of their lookups have not been used yet."""
+        return self._num_given, sum(not ticket.ended for batch in self._given for ticket in batch.tickets)
+
     def _next_to_stage(self) -> _Batch[_Value] | None:
         batch = next((batch for batch in self._queue if not batch.settled), None)
         if batch is None:
             return None
         present = max(self._num_given - 1, 0)
-        may = batch.number <= present + self._depth and self._full_at != self._num_given
+        may = batch.number <= present + self._depth and self._full_at != self._full_mark()
         return batch if may or batch.number == self._wanted else None
 
     def _stage_batch(self, batch: _Batch[_Value], share: float) -> bool:

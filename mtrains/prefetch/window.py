@@ -37,11 +37,16 @@ class Windows:
         """Let a batch enter: the next one after those before."""
         for store in {ticket.store: None for ticket in tickets}:
             window = self._window_of(store)
-            if not window.owned:
-                window.owned = window.engine.begin_window()
-            if window.owned:
-                window.batches.append(number)
-                window.engine.enter_window([ticket.native for ticket in tickets if ticket.engine is window.engine])
+            try:
+                if not window.owned:
+                    window.owned = window.engine.begin_window()
+                if window.owned:
+                    here = [ticket.native for ticket in tickets if ticket.engine is window.engine]
+                    window.batches.append(number)
+                    window.engine.enter_window(here)
+            except StateError:
+                if is_current(window.store, window.engine):
+                    raise
 
     def leave(self, before: int) -> None:
         """Let the batches below number `before` leave."""

@@ -101,7 +101,8 @@ def _table_profile(
         curves=tuple(one.curve for one in measured),
         statistics=_statistics(table, tracked, row_weights, kept, measured[middle].hit_drift, tracker),
     )
-    return profile, len(tracked["rows"]) / max(1.0, float(row_weights.sum()))
+    stood_for = float(row_weights.sum())
+    return profile, len(tracked["rows"]) / stood_for if stood_for else 1.0
 
 
 def _num_embeddings(table: _native.TrackedTable, touched: int) -> int:

@@ -119,16 +119,13 @@ def _train_in(store: Store, config: TrainConfig, observer: Observer, plan: Place
 
 def _prefetch_facts(config: TrainConfig, timer: Timer, trained: StoreStats) -> PrefetchFacts:
     steps = max(timer.steps, 1)
-    compute_tier = next(iter(trained.tiers.values()))
-    fetched = compute_tier["fetches"] + compute_tier["refetches"]
-    staged = trained.prefetch["staged_fetches"]
     return PrefetchFacts(
         lookahead=config.lookahead,
         depth=config.depth,
         effective_depth=timer.ahead / steps,
         lead_seconds=timer.lead / steps,
-        staged_fetches=int(staged),
-        demand_fetches=int(fetched - staged),
+        staged_fetches=int(trained.prefetch["staged_fetches"]),
+        demand_fetches=int(trained.prefetch["demand_fetches"]),
         cancelled=int(trained.prefetch["cancelled"]),
     )
 

@@ -190,6 +190,7 @@ nb::dict stats(Engine& engine) {
   p["staged"] = tickets.staged, p["used"] = tickets.used, p["used_unstaged"] = tickets.used_unstaged;
   p["cancelled"] = tickets.cancelled, p["expired"] = tickets.expired;
   p["staged_rows"] = access.staged_rows, p["staged_fetches"] = access.staged_fetches;
+  p["demand_fetches"] = access.demand_fetches;
   p["pinned_rows"] = pinned;
   all["ssd"] = s, all["time"] = t, all["prefetch"] = p;
   return all;

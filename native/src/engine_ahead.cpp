@@ -52,7 +52,6 @@ std::vector<Engine::TableShape> Engine::shapes_of(const std::vector<FeatureSpec>
 std::shared_ptr<Ticket> Engine::foresee(const std::vector<FeatureSpec>& features, const ForwardInput& input) {
   auto ticket = std::make_shared<Ticket>();
   plan(*ticket, features, input, /*for_window=*/true);
-  ticket->plans.clear();  // made again when it is staged: until then, ids alone
   return ticket;
 }
 
@@ -65,20 +64,21 @@ void Engine::plan(Ticket& ticket, const std::vector<FeatureSpec>& features, cons
   lay_out(features, input, lookup, begins);
   ticket.tables_of_features.clear();
   ticket.tables.clear();
-  ticket.plans.assign(features.size(), {});
+  std::vector<BatchPlan> plans(features.size());
   for (std::size_t f = 0; f < features.size(); ++f) {
     ticket.tables_of_features.push_back(features[f].table);
     if (for_window && shapes[f].resident) continue;
     const auto size = static_cast<std::uint64_t>(lookup.features[f].offsets.back());
     const auto bad =
-        ticket.plans[f].build(span_of(input, begins[f], size), shapes[f].num_rows, shapes[f].padding_row);
+        plans[f].build(span_of(input, begins[f], size), shapes[f].num_rows, shapes[f].padding_row);
     if (bad) {
       const auto lock = enter();
       bad_index(table_at(features[f].table), begins[f] + bad->position, bad->value);
     }
-    ticket.add_rows(features[f].table, ticket.plans[f].rows);
+    ticket.add_rows(features[f].table, plans[f].rows);
   }
-  if (for_window) return;
+  if (for_window) return;  // ids alone: the plan is made again when it is staged
+  ticket.plans = std::move(plans);
   ticket.num_indices = input.indices.size;
   ticket.digest = digest_of(lookup, input, begins);
 }
@@ -216,12 +216,23 @@ bool Engine::bring_ahead(const std::shared_ptr<Ticket>& ticket, double share) {
   if (!fits) return is_there;
   if (!staged.read->empty()) {
     staged.bytes = std::make_unique_for_overwrite<std::byte[]>(staged.num_bytes);
-    staged.read->run(reader.get(), staging_buffers_,
-                     [&](std::uint32_t tag, std::uint16_t layout, std::span<const std::byte> record) {
-                       StagedRows::Row& row = staged.rows[tag];
-                       row.layout = layout;
-                       std::memcpy(staged.bytes.get() + row.begin, record.data(), record.size());
-                     });
+    const auto count = [&] {
+      const auto lock = enter();
+      store_->log().count(staged.read->counters());
+      times_.stage_read_seconds += staged.read->counters().seconds;
+    };
+    try {
+      staged.read->run(reader.get(), staging_buffers_,
+                       [&](std::uint32_t tag, std::uint16_t layout, std::span<const std::byte> record) {
+                         StagedRows::Row& row = staged.rows[tag];
+                         row.layout = layout;
+                         std::memcpy(staged.bytes.get() + row.begin, record.data(), record.size());
+                       });
+    } catch (...) {
+      count();
+      throw;
+    }
+    count();
   }
   for (std::size_t which = 0; which < ticket->tables.size(); ++which) {
     const std::size_t n = staged.missing[which].size();
@@ -233,9 +244,6 @@ bool Engine::bring_ahead(const std::shared_ptr<Ticket>& ticket, double share) {
         return false;
     }
   }
-  const auto lock = enter();
-  store_->log().count(staged.read->counters());
-  times_.stage_read_seconds += staged.read->counters().seconds;
   return true;
 }
 

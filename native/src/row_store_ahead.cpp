@@ -137,6 +137,8 @@ bool RowStore::finish_staging(Ticket& ticket, std::size_t which, const StagedRow
   if (!bring(table, part.rows.data(), slots.data(), missing, Bring::kStaged, &staged,
              staged.read_of_row[which].data()))
     return false;
+  // Waiting for room in the log lets others in, who may have ended the ticket.
+  if (ticket.state != Ticket::State::kStaging) return false;
   if (table.resident) return true;
   for (const std::uint32_t i : missing) {
     pin(table.pool(), slots[i]);

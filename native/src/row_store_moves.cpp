@@ -187,9 +187,11 @@ void RowStore::count_brought(Table& table, Bring why, std::uint64_t fresh, std::
   switch (why) {
     case Bring::kAccess:
       count_misses(table, fresh, fetched);
+      counters_.demand_fetches += fetched;
       break;
     case Bring::kAgain:
       counters_.refetches += fresh + fetched + promoted;
+      counters_.demand_fetches += fetched;
       break;
     case Bring::kStaged:  // counted before
       counters_.staged_rows += fresh + fetched + promoted;

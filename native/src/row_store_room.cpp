@@ -104,10 +104,16 @@ std::size_t RowStore::evict_oldest(SlotPool& pool, std::size_t wanted) {
     if (pool.device == nullptr) prefetch(pool, slots.back(), *tables.back());
   }
   std::size_t i = 0;
-  each_record(pool, slots, [&](std::uint32_t slot, const std::byte* record) {
-    pool.index.hot(slot).last_use = last_uses[i];
-    evict(pool, slot, *tables[i++], record, Below::kNextTier);
-  });
+  try {
+    each_record(pool, slots, [&](std::uint32_t slot, const std::byte* record) {
+      pool.index.hot(slot).last_use = last_uses[i];
+      evict(pool, slot, *tables[i++], record, Below::kNextTier);
+    });
+  } catch (...) {
+    for (; i < slots.size(); ++i) pool.index.hot(slots[i]).last_use = last_uses[i];
+    pool.index.policy().clear();  // it thinks that they left
+    throw;
+  }
   return slots.size();
 }
 

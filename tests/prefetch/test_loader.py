@@ -1,5 +1,7 @@
 """mtrains.prefetch: the loader's own batches, their rows there when they come, and nothing left behind."""
 
+import os
+import signal
 import threading
 import time
 
@@ -118,6 +120,33 @@ def test_state_dict_is_of_the_batch_given_out_last_not_read_last(bag):
     resumed = mtrains.prefetch(Stateful(batches), lambda batch: {bag: batch})
     resumed.load_state_dict(state)
     assert [batch is expected for batch, expected in zip(resumed, batches[5:], strict=True)] == [True] * 15
+
+
+def test_state_dict_after_a_break_and_after_the_end(bag):
+    loader = mtrains.prefetch(Stateful(make_batches()), lambda batch: {bag: batch}, lookahead=6)
+    for number, _ in enumerate(loader):
+        if number == 4:
+            break
+    assert loader.state_dict() == {"position": 5}
+    loader.load_state_dict({"position": 0})
+    assert len(list(loader)) == 20
+    assert loader.state_dict() == {"position": 0}  # the loader's own: it begins anew
+
+
+def test_a_state_that_the_loader_goes_on_changing(bag):
+    inner = Stateful(make_batches())
+    state = {"position": 0}
+
+    def live_state():
+        state["position"] = inner.position
+        return state
+
+    inner.state_dict = live_state
+    loader = mtrains.prefetch(inner, lambda batch: {bag: batch}, lookahead=6)
+    iterator = iter(loader)
+    next(iterator)
+    time.sleep(0.05)
+    assert loader.state_dict() == {"position": 1}
 
 
 def test_the_samplers_draws_from_torchs_generator_come_when_they_did(bag):
@@ -243,6 +272,41 @@ def test_closing_twice_and_going_on_afterwards(bag):
     with pytest.raises(StopIteration):
         next(iterator)
     assert bag.store.engine.pinned_rows() == 0
+
+
+def test_ctrl_c_before_the_first_batch_may_be_survived(bag):
+    batches = make_batches()
+    interrupts = [KeyboardInterrupt()]
+
+    class Loader:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if interrupts:
+                raise interrupts.pop()
+            return batches.pop()
+
+    iterator = iter(mtrains.prefetch(Loader(), lambda batch: {bag: batch}))
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert next(iterator) is not None
+    iterator.close()
+
+
+def test_a_forked_child_cannot_go_on_with_the_iteration(bag):
+    iterator = iter(mtrains.prefetch(make_batches(), lambda batch: {bag: batch}))
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            next(iterator)
+        except mtrains.StateError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert len(list(iterator)) == 19
 
 
 def test_a_store_closed_in_the_middle(bag):

@@ -82,7 +82,8 @@ struct Table {
 struct AccessCounters {
   std::uint64_t new_rows = 0, fetches = 0, refetches = 0, unplanned_positions = 0, pieces = 0;
   std::uint64_t staged_rows = 0;     // new or from anywhere, brought before their forward
-  std::uint64_t staged_fetches = 0;  // of the fetches: those that staging made
+  std::uint64_t staged_fetches = 0;  // of these: out of the log
+  std::uint64_t demand_fetches = 0;  // rows out of the log that a pass brought itself
 };
 
 // What a row is brought for: an access of a lookup, the same once more, or an access counted before.
@@ -144,7 +145,7 @@ class RowStore {
   // each. False, and nothing changed, if its pins would leave more than `share` of the tier pinned.
   bool begin_staging(Ticket& ticket, double share, StagedRows& staged);
   // Brings rows [begin, end) of `staged.missing` of the ticket's table number `which` and pins them. False if
-  // they do not fit.
+  // they do not fit, or the ticket was cancelled or ended meanwhile: none is pinned then.
   bool finish_staging(Ticket& ticket, std::size_t which, const StagedRows& staged, std::size_t begin,
                       std::size_t end);
   // Marks the pinned rows as used by this pass, and sets slots of rows, which are some of them, ascending.
