@@ -20,7 +20,6 @@ from mtrains.prefetch.window import Windows
 
 __all__ = ["Pipeline", "PipelineTimes"]
 
-_UNPIN_POLL = 0.002  # seconds: forwards tell nobody that they unpinned, and slots are short rarely
 _PINNED_SHARE = 1 / 3  # of the slots: pins cost hits long before they stop fitting
 _PATIENCE = 10.0  # seconds that close() waits for a loader in the middle of next(), or a device
 
@@ -82,7 +81,9 @@ class Pipeline(Generic[_Value]):
         self._num_read = 0
         self._num_given = 0
         self._wanted = -1  # number of the batch that next() waits for
-        self._full_at: tuple[int, int] | None = None  # no more could be staged at this _full_mark()
+        # No more could be staged while this many batches were given out. It is not tried again before the next one: the
+        # rows of the present batch are unpinned by its forward, but needed until its step.
+        self._full_at = -1
         self._stopping = False
         self.loader_state: object = None  # of the batch given out last
         self.times = PipelineTimes()
@@ -215,22 +216,18 @@ class Pipeline(Generic[_Value]):
     def _stage(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._stopping or self._has_old() or self._next_to_stage() is not None,
-                    timeout=_UNPIN_POLL if self._full_at == self._full_mark() else None,
-                )
+                self._changed.wait_for(lambda: self._stopping or self._has_old() or self._next_to_stage() is not None)
                 if self._stopping:
                     return
                 old = self._given.popleft() if self._has_old() else None
                 batch = None if old is not None else self._next_to_stage()
                 wanted = batch is not None and batch.number == self._wanted
-                full_mark = self._full_mark()
+                num_given = self._num_given
             try:
                 if old is not None:
                     self._retire(old)
                     continue
-                if batch is None:
-                    continue  # slots are short still
+                assert batch is not None
                 done = self._stage_batch(batch, 1.0 if wanted else _PINNED_SHARE) or wanted
             except BaseException as error:  # raised to the user with the next batch
                 self._fail(error)
@@ -239,7 +236,7 @@ class Pipeline(Generic[_Value]):
                 if done:
                     batch.settled, batch.settled_at = True, time.monotonic()
                 else:
-                    self._full_at = full_mark
+                    self._full_at = num_given
                 self._changed.notify_all()
 
     def _has_old(self) -> bool:
@@ -258,16 +255,12 @@ class Pipeline(Generic[_Value]):
             ticket.end()
         self._windows.leave(batch.number + 1)
 
-    def _full_mark(self) -> tuple[int, int]:
-        """What pins depend on: batches given out, and how many of their lookups have not been used yet."""
-        return self._num_given, sum(not ticket.ended for batch in self._given for ticket in batch.tickets)
-
     def _next_to_stage(self) -> _Batch[_Value] | None:
         batch = next((batch for batch in self._queue if not batch.settled), None)
         if batch is None:
             return None
         present = max(self._num_given - 1, 0)
-        may = batch.number <= present + self._depth and self._full_at != self._full_mark()
+        may = batch.number <= present + self._depth and self._full_at != self._num_given
         return batch if may or batch.number == self._wanted else None
 
     def _stage_batch(self, batch: _Batch[_Value], share: float) -> bool:
