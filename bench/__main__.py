@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import mtrains
-from bench import checkpoint, overhead, planner, plans, step, tiers, write
+from bench import checkpoint, overhead, planner, plans, prefetch, step, tiers, write
 from bench.harness import Options, Result, table
 
 QUESTIONS = {
@@ -23,6 +23,7 @@ QUESTIONS = {
     "checkpoint": checkpoint.main,
     "planner": planner.main,
     "plans": plans.main,
+    "prefetch": prefetch.main,
 }
 
 

@@ -1,10 +1,12 @@
 import pytest
 
-from bench import checkpoint, planner, plans, tiers, write
+from bench import checkpoint, planner, plans, prefetch, tiers, write
 from bench.harness import Options, Target, table
 
+QUESTIONS = [checkpoint, planner, plans, prefetch, tiers, write]
 
-@pytest.mark.parametrize("question", [checkpoint, planner, plans, tiers, write], ids=lambda module: module.__name__)
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda module: module.__name__)
 def test_a_question_answers_in_its_quick_form(question, tmp_path):
     results = question.main(Options(rounds=1, quick=True, folder=tmp_path))
     for result in results:
