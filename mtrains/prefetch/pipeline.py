@@ -131,6 +131,9 @@ class Pipeline(Generic[_Value]):
             self._wanted = -1
             self._given.append(batch)
             self.loader_state = batch.loader_state
+            # Without a stager. Before the forward, which else would keep what only the batch before needed.
+            while self._depth == 0 and self._has_old():
+                self._retire(self._given.popleft())
             times = self.times
             times.batches += not (batch.is_end or batch.error)
             times.loader_seconds += read - began
@@ -170,7 +173,8 @@ class Pipeline(Generic[_Value]):
     # --- threads
 
     def _start(self) -> None:
-        for name, run in (("mtrains-read", self._read), ("mtrains-stage", self._stage)):
+        threads = [("mtrains-read", self._read), ("mtrains-stage", self._stage)]
+        for name, run in threads[: 1 if self._depth == 0 else 2]:
             thread = threading.Thread(target=run, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()

@@ -1,4 +1,4 @@
-"""What is left after many steps, after Ctrl-C and after errors: nothing, and the first error is the one that is told."""
+"""What is left after many steps, Ctrl-C and errors: nothing, and the first error is the one that is told."""
 
 import signal
 import subprocess
