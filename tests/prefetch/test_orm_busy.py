@@ -32,18 +32,17 @@ def misses_of(tables):
 
 
 def replay(rows, slots, lookahead, depth=DEPTH):
-    """Train on all batches; return the store's statistics and how many batches were ready ahead, on average."""
+    """Train on all batches; return the store's statistics."""
     with mtrains.Store(dram=slots * (4 * (DIM + 1) + 16), seed=1) as store:
         embedding = mtrains.TieredEmbedding(int(rows.max()) + 1, DIM, store=store, name="rows")
         optimizer = mtrains.optim.RowWiseAdagrad(embedding.parameters(), lr=0.1)
         batches = torch.from_numpy(rows).split(BATCH)
-        loader = iter(mtrains.prefetch(batches, lambda batch: {embedding: batch}, lookahead=lookahead, depth=depth))
-        for batch in loader:
+        for batch in mtrains.prefetch(batches, lambda batch: {embedding: batch}, lookahead=lookahead, depth=depth):
             optimizer.zero_grad()
             embedding(batch).sum().backward()
             optimizer.step()
         assert store.engine.pinned_rows() == 0
-        return store.stats(), loader.times.ahead / len(batches)
+        return store.stats()
 
 
 def simulated(rows, policy, pinned_ratio, depth=DEPTH):
@@ -58,33 +57,28 @@ def simulated(rows, policy, pinned_ratio, depth=DEPTH):
     return next(simulate(trace, spec))
 
 
-def optimal_misses(rows, ahead):
-    """OPT's misses with so many batches pinned ahead, as the engine had: it depends on when its threads run."""
-    runs = [simulated(rows, "opt", share) for share in (0.2, 0.25, 0.3, 1 / 3, 0.4, 0.45, 1.0)]
-    return float(np.interp(ahead, [run.ahead for run in runs], [run.miss_ratio for run in runs]))
-
-
 def test_misses_are_near_opt_under_the_same_pins_and_far_from_lru(rows):
-    stats, ahead = replay(rows, SLOTS, lookahead=64)
-    misses = misses_of(stats.tables)
-    assert misses <= 1.02 * optimal_misses(rows, ahead)
+    misses = misses_of(replay(rows, SLOTS, lookahead=64).tables)
+    # When its forward has run a batch is unpinned, but stays until the next one is given out, so how many of the two
+    # batches ahead fit into a third of the slots depends on the threads: from what the simulator pins up to both.
+    assert misses <= 1.02 * simulated(rows, "opt", 1.0).miss_ratio
+    assert misses <= 1.04 * simulated(rows, "opt", 1 / 3).miss_ratio
     assert misses <= 0.72 * simulated(rows, "lru", 1 / 3).miss_ratio
 
 
 def test_with_one_batch_ahead_misses_are_those_of_opt(rows):
-    stats, _ = replay(rows, SLOTS, lookahead=64, depth=1)
+    stats = replay(rows, SLOTS, lookahead=64, depth=1)
     assert misses_of(stats.tables) == pytest.approx(simulated(rows, "opt", 1.0, depth=1).miss_ratio, rel=0.01)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
 def test_rows_that_return_together_share_blocks(rows, share):
-    stats, _ = replay(rows, int(share * (rows.max() + 1)), lookahead=64)
+    stats = replay(rows, int(share * (rows.max() + 1)), lookahead=256)
     log = stats.tiers["ssd"]
     assert log["rows_read"] > 0
-    assert log["block_reads"] <= 0.25 * stats.tables["rows"]["fetches"]
-    assert log["block_reads"] <= 0.5 * log["rows_read"]  # the other fetches were still in the queue of write-back
+    assert log["block_reads"] <= 0.25 * log["rows_read"]  # other fetches were still in the queue of write-back
 
 
 def test_at_depth_0_misses_are_those_of_opt(rows):
-    stats, _ = replay(rows, SLOTS, lookahead=64, depth=0)
+    stats = replay(rows, SLOTS, lookahead=64, depth=0)
     assert misses_of(stats.tables) == pytest.approx(simulated(rows, "opt", 1.0, depth=0).miss_ratio, rel=0.01)
