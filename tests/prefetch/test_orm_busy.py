@@ -62,7 +62,7 @@ def test_misses_are_near_opt_under_the_same_pins_and_far_from_lru(rows):
     # When its forward has run a batch is unpinned, but stays until the next one is given out, so how many of the two
     # batches ahead fit into a third of the slots depends on the threads: from what the simulator pins up to both.
     assert misses <= 1.02 * simulated(rows, "opt", 1.0).miss_ratio
-    assert misses <= 1.04 * simulated(rows, "opt", 1 / 3).miss_ratio
+    assert misses <= 1.06 * simulated(rows, "opt", 1 / 3).miss_ratio
     assert misses <= 0.72 * simulated(rows, "lru", 1 / 3).miss_ratio
 
 
