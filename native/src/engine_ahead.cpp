@@ -17,20 +17,13 @@ namespace {
 // shortly.
 constexpr std::size_t kRowsAtOnce = 4096;
 
-IndexSpan span_of(const ForwardInput& input, std::uint64_t begin, std::uint64_t size) {
-  IndexSpan span = input.indices;
-  span.data = static_cast<const char*>(span.data) + begin * (span.is_int64 ? 8 : 4);
-  span.size = size;
-  return span;
-}
-
 LookupDigest digest_of(const Lookup& lookup, const ForwardInput& input,
                        const std::vector<std::uint64_t>& begins) {
   LookupHash hash;
   for (std::size_t f = 0; f < lookup.features.size(); ++f) {
     const std::vector<std::int64_t>& offsets = lookup.features[f].offsets;
     hash.add({offsets.data(), offsets.size(), /*is_int64=*/true});
-    hash.add(span_of(input, begins[f], static_cast<std::uint64_t>(offsets.back())));
+    hash.add(input.part(begins[f], static_cast<std::uint64_t>(offsets.back())));
   }
   return hash.digest();
 }
@@ -69,8 +62,7 @@ void Engine::plan(Ticket& ticket, const std::vector<FeatureSpec>& features, cons
     ticket.tables_of_features.push_back(features[f].table);
     if (for_window && shapes[f].resident) continue;
     const auto size = static_cast<std::uint64_t>(lookup.features[f].offsets.back());
-    const auto bad =
-        plans[f].build(span_of(input, begins[f], size), shapes[f].num_rows, shapes[f].padding_row);
+    const auto bad = plans[f].build(input.part(begins[f], size), shapes[f].num_rows, shapes[f].padding_row);
     if (bad) {
       const auto lock = enter();
       bad_index(table_at(features[f].table), begins[f] + bad->position, bad->value);

@@ -139,11 +139,7 @@ std::shared_ptr<Lookup> Engine::forward(const std::vector<FeatureSpec>& features
   std::vector<std::vector<std::uint64_t>> plain_rows(features.size());
   std::vector<std::optional<BadIndex>> bad(features.size());
   const auto span_of = [&](std::size_t f) {
-    IndexSpan span = input.indices;
-    const std::size_t width = span.is_int64 ? 8 : 4;
-    span.data = static_cast<const char*>(span.data) + begins[f] * width;
-    span.size = static_cast<std::uint64_t>(lookup->features[f].offsets.back());
-    return span;
+    return input.part(begins[f], static_cast<std::uint64_t>(lookup->features[f].offsets.back()));
   };
   {
     const Stopwatch watch(times_.plan_seconds);

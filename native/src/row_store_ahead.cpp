@@ -53,7 +53,8 @@ void RowStore::use_pinned(const TicketTable& pinned, const std::vector<std::uint
 
 // --- staging
 
-bool RowStore::begin_staging(Ticket& ticket, double share, StagedRows& staged) {
+// Whether all rows of the ticket can be pinned within `share` of the tier.
+bool RowStore::may_pin(const Ticket& ticket, double share) {
   std::map<SlotPool*, std::uint64_t> more;
   for (const TicketTable& part : ticket.tables) {
     Table& table = *tables_[part.table];
@@ -71,59 +72,63 @@ bool RowStore::begin_staging(Ticket& ticket, double share, StagedRows& staged) {
       newly += pins == 0;
     }
   }
-  if (!levels_[0]->may_pin(more, share)) return false;
+  return levels_[0]->may_pin(more, share);
+}
 
+bool RowStore::begin_staging(Ticket& ticket, double share, StagedRows& staged) {
+  if (!may_pin(ticket, share)) return false;
   next_clock();
-  const bool counts = !ticket.counted;
   staged.missing.resize(ticket.tables.size());
   staged.read_of_row.resize(ticket.tables.size());
   staged.read = log_.begin_read();
-  for (std::size_t t = 0; t < ticket.tables.size(); ++t) {
-    TicketTable& part = ticket.tables[t];
-    Table& table = *tables_[part.table];
-    std::vector<std::uint32_t>& missing = staged.missing[t];
-    if (table.resident && table.num_present == table.num_rows) {
-      if (counts) count_hits(table, part.rows.size());
-      continue;
-    }
-    std::vector<RowRead> reads;
-    if (!table.resident) part.slots.assign(part.rows.size(), kNoSlot);
-    staged.read_of_row[t].assign(part.rows.size(), StagedRows::kNone);
-    const std::size_t longest =
-        std::max_element(table.layouts.begin(), table.layouts.end(), [](const auto& x, const auto& y) {
-          return x.record.stride() < y.record.stride();
-        })->record.stride();
-    std::vector<std::uint32_t> found_slots;
-    for (std::uint32_t i = 0; i < part.rows.size(); ++i) {
-      const Entry found = entry(table, part.rows[i]);
-      const auto slot = static_cast<std::uint32_t>(found);
-      if (table.resident ? table.is_present(part.rows[i]) : in_compute_tier(found)) {
-        if (counts) count_hits(table, 1);
-        if (table.resident) continue;
-        pin(table.pool(), slot);
-        table.pool().index.touch(slot, clock_);
-        part.slots[i] = slot;
-        found_slots.push_back(slot);
-        continue;
-      }
-      missing.push_back(i);
-      if (!table.resident && (found & kInSlot)) {
-        if (counts) count_hits(table, 1, level_of(found));
-      } else if ((found & kLocationMask) == 0) {
-        if (counts) count_misses(table, 1, 0);
-      } else {
-        if (counts) count_misses(table, 0, 1);
-        staged.read_of_row[t][i] = static_cast<std::uint32_t>(staged.rows.size());
-        reads.push_back({found & kLocationMask, static_cast<std::uint32_t>(staged.rows.size())});
-        staged.rows.push_back({found & kLocationMask, 0, staged.num_bytes});
-        staged.num_bytes += longest;
-      }
-    }
-    if (!reads.empty()) log_.add_to(*staged.read, part.table, reads);
-    if (counts && !table.resident) accessed(table, found_slots.data(), found_slots.size());
-  }
+  for (std::size_t which = 0; which < ticket.tables.size(); ++which)
+    begin_staging(ticket.tables[which], which, /*counts=*/!ticket.counted, staged);
   ticket.counted = true;
   return true;
+}
+
+void RowStore::begin_staging(TicketTable& part, std::size_t which, bool counts, StagedRows& staged) {
+  Table& table = *tables_[part.table];
+  if (table.resident && table.num_present == table.num_rows) {
+    if (counts) count_hits(table, part.rows.size());
+    return;
+  }
+  if (!table.resident) part.slots.assign(part.rows.size(), kNoSlot);
+  std::vector<std::uint32_t>& read_of_row = staged.read_of_row[which];
+  read_of_row.assign(part.rows.size(), StagedRows::kNone);
+  const std::size_t longest =
+      std::max_element(table.layouts.begin(), table.layouts.end(), [](const auto& x, const auto& y) {
+        return x.record.stride() < y.record.stride();
+      })->record.stride();
+  std::vector<RowRead> reads;
+  std::vector<std::uint32_t> found_slots;
+  for (std::uint32_t i = 0; i < part.rows.size(); ++i) {
+    const Entry found = entry(table, part.rows[i]);
+    const auto slot = static_cast<std::uint32_t>(found);
+    if (table.resident ? table.is_present(part.rows[i]) : in_compute_tier(found)) {
+      if (counts) count_hits(table, 1);
+      if (table.resident) continue;
+      pin(table.pool(), slot);
+      table.pool().index.touch(slot, clock_);
+      part.slots[i] = slot;
+      found_slots.push_back(slot);
+      continue;
+    }
+    staged.missing[which].push_back(i);
+    if (!table.resident && (found & kInSlot)) {
+      if (counts) count_hits(table, 1, level_of(found));
+    } else if ((found & kLocationMask) == 0) {
+      if (counts) count_misses(table, 1, 0);
+    } else {
+      if (counts) count_misses(table, 0, 1);
+      read_of_row[i] = static_cast<std::uint32_t>(staged.rows.size());
+      reads.push_back({found & kLocationMask, read_of_row[i]});
+      staged.rows.push_back({found & kLocationMask, 0, staged.num_bytes});
+      staged.num_bytes += longest;
+    }
+  }
+  if (!reads.empty()) log_.add_to(*staged.read, part.table, reads);
+  if (counts && !table.resident) accessed(table, found_slots.data(), found_slots.size());
 }
 
 bool RowStore::finish_staging(Ticket& ticket, std::size_t which, const StagedRows& staged, std::size_t begin,

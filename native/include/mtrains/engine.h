@@ -43,6 +43,14 @@ struct Lookup {
 };
 
 struct ForwardInput {
+  // The indices [begin, begin + size).
+  IndexSpan part(std::uint64_t begin, std::uint64_t size) const {
+    IndexSpan span = indices;
+    span.data = static_cast<const char*>(span.data) + begin * (span.is_int64 ? 8 : 4);
+    span.size = size;
+    return span;
+  }
+
   IndexSpan indices;
   IndexSpan offsets;  // data null: every bag has bag_size indices
   bool include_last_offset = false;

@@ -231,6 +231,8 @@ class RowStore {
     pool.num_protected += pool.index.touch(slot, clock_) && pool.index.hot(slot).pins() == 0;
   }
   void pin(SlotPool& pool, std::uint32_t slot);
+  bool may_pin(const Ticket& ticket, double share);
+  void begin_staging(TicketTable& part, std::size_t which, bool counts, StagedRows& staged);
   void next_use_changed(RowKey key, std::uint32_t next_use);
   SlotPool& pool_at(const Table& table, Entry entry) const { return *table.pools[level_of(entry)]; }
   std::vector<SlotPool*> pools() const;
