@@ -23,7 +23,6 @@ __all__ = ["Pipeline", "PipelineTimes"]
 _PINNED_SHARE = 1 / 3  # of the slots: pins cost hits long before they stop fitting
 _PATIENCE = 10.0  # seconds that close() waits for a loader in the middle of next(), or a device
 
-
 _Value = TypeVar("_Value")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypedDict
 
 from mtrains._native import Engine
@@ -10,11 +12,20 @@ from mtrains.errors import StateError
 from mtrains.lookup import Bags, PooledLookup
 from mtrains.store import Store
 
-__all__ = ["Ticket", "is_current"]
+__all__ = ["Ticket", "unless_replaced"]
 
 
-def is_current(store: Store, engine: Engine) -> bool:
-    """Whether the engine is the store's: a restore makes another one, and a closed store has none."""
+@contextmanager
+def unless_replaced(store: Store, engine: Engine) -> Iterator[None]:
+    """Ignore what an engine says that is the store's no more: a restore makes another one, a closed store has none."""
+    try:
+        yield
+    except StateError:
+        if _is_current(store, engine):
+            raise
+
+
+def _is_current(store: Store, engine: Engine) -> bool:
     try:
         return store.engine is engine
     except StateError:
@@ -57,20 +68,14 @@ class Ticket:
         Raises: TierIOError, FormatError: rows cannot be read; IndexError, ValueError: indices or offsets are wrong.
         Their forward will say so too.
         """
-        try:
+        with unless_replaced(self.store, self.engine):
             return self.engine.stage(self.native, share, self._spec, **self._arguments())
-        except StateError:
-            if is_current(self.store, self.engine):
-                raise
-            return False
+        return False
 
     def end(self) -> None:
         """Give up the pins. Safe to repeat, and after the forward."""
-        try:
+        with unless_replaced(self.store, self.engine):
             self.engine.end_ticket(self.native)
-        except StateError:
-            if is_current(self.store, self.engine):
-                raise
 
     @property
     def ended(self) -> bool:

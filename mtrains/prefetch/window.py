@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from mtrains._native import Engine
-from mtrains.errors import StateError
-from mtrains.prefetch.ticket import Ticket, is_current
+from mtrains.prefetch.ticket import Ticket, unless_replaced
 from mtrains.store import Store
 
 __all__ = ["Windows"]
@@ -16,8 +15,7 @@ __all__ = ["Windows"]
 class _Window:
     """The window of one engine, if this iterator has it: an engine has one at a time."""
 
-    def __init__(self, store: Store, engine: Engine) -> None:
-        self.store = store
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.owned = False
         self.batches: deque[int] = deque()  # that are in it
@@ -37,44 +35,35 @@ class Windows:
         """Let a batch enter: the next one after those before."""
         for store in {ticket.store: None for ticket in tickets}:
             window = self._window_of(store)
-            try:
+            with unless_replaced(store, window.engine):
                 if not window.owned:
                     window.owned = window.engine.begin_window()
                 if window.owned:
                     here = [ticket.native for ticket in tickets if ticket.engine is window.engine]
                     window.batches.append(number)
                     window.engine.enter_window(here)
-            except StateError:
-                if is_current(window.store, window.engine):
-                    raise
 
     def leave(self, before: int) -> None:
         """Let the batches below number `before` leave."""
-        for window in list(self._windows.values()):
+        for store, window in list(self._windows.items()):
             while window.batches and window.batches[0] < before:
-                try:
+                with unless_replaced(store, window.engine):
                     window.engine.leave_window()
-                except StateError:
-                    if is_current(window.store, window.engine):
-                        raise
                 window.batches.popleft()
 
     def end(self) -> None:
         """Give the windows back. Safe to repeat."""
-        for window in self._windows.values():
+        for store, window in self._windows.items():
             if not window.owned:
                 continue
             window.owned = False
             window.batches.clear()
-            try:
+            with unless_replaced(store, window.engine):
                 window.engine.end_window()
-            except StateError:
-                if is_current(window.store, window.engine):
-                    raise
         self._windows.clear()
 
     def _window_of(self, store: Store) -> _Window:
         window = self._windows.get(store)
         if window is None or window.engine is not store.engine:
-            window = self._windows[store] = _Window(store, store.engine)
+            window = self._windows[store] = _Window(store.engine)
         return window
