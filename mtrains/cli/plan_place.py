@@ -60,12 +60,13 @@ def _draw(
     made: PlacementPlan, profile: LocalityProfile, machine: Topology, workload: Workload, outputs: PlanOutputs
 ) -> None:
     from mtrains.cli.plan_page import plan_page
-    from mtrains.placement.pictures import plan_figures, save_plan_pictures
+    from mtrains.figures import save_figures
+    from mtrains.placement.pictures import plan_figures
     from mtrains.placement.what_if import what_if
 
     answers = what_if(profile, machine, workload)
     if outputs.pictures is not None:
-        save_plan_pictures(plan_figures(made, answers), outputs.pictures)
+        save_figures(plan_figures(made, answers), outputs.pictures)
     if outputs.html is not None:
         page = plan_page(made, answers, _profile_figures(made, profile))
         Path(outputs.html).write_text(page, encoding="utf-8")

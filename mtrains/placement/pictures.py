@@ -5,14 +5,13 @@ No pyplot: nothing global, no window, no back end to choose.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mtrains.figures import COLOURS
 from mtrains.placement.plan import PlacementPlan, TablePlacement, TierUse
 from mtrains.placement.what_if import FACTORS, WhatIf
 from mtrains.units import format_bytes
@@ -20,7 +19,6 @@ from mtrains.units import format_bytes
 __all__ = [
     "limits_figure",
     "plan_figures",
-    "save_plan_pictures",
     "tables_figure",
     "tiers_figure",
     "what_if_figure",
@@ -31,7 +29,6 @@ MAX_TABLES = 40  # in a picture: those with the most uses
 _TIERS = {"hbm": "#CC79A7", "dram": "#0072B2", "scm": "#009E73"}  # Okabe and Ito's colours, as all here
 _FETCHED, _NEW, _FREE, _OTHER = "#D55E00", "#B8B8B8", "#EFEFEF", "#8C6D31"
 _PARTS = ("#56B4E9", "#E69F00", "#F0E442", "#000000")
-_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 
 
 def tiers_figure(plan: PlacementPlan) -> Figure:
@@ -90,8 +87,8 @@ def what_if_figure(answers: Sequence[WhatIf]) -> Figure:
         ratios = {answer.factor: answer.ratio for answer in answers if answer.resource == resource}
         known = [(factor, 1.0 if factor == 1 else ratios.get(factor)) for factor in factors]
         drawn = [(factor, ratio) for factor, ratio in known if ratio is not None]
-        marker = "os^v"[number // len(_LINES) % 4]
-        axes.plot(*zip(*drawn, strict=True), color=_LINES[number % len(_LINES)], marker=marker, markersize=4,
+        marker = "os^v"[number // len(COLOURS) % 4]
+        axes.plot(*zip(*drawn, strict=True), color=COLOURS[number % len(COLOURS)], marker=marker, markersize=4,
                   label=resource)  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(factors, [f"{factor:g} x" for factor in factors])
@@ -107,18 +104,6 @@ def plan_figures(plan: PlacementPlan, answers: Sequence[WhatIf] = ()) -> dict[st
     """Return every picture of a plan by its name; of the answers of what_if() too, where there are some."""
     figures = {"tables": tables_figure(plan), "tiers": tiers_figure(plan), "limits": limits_figure(plan)}
     return {**figures, "what_if": what_if_figure(answers)} if answers else figures
-
-
-def save_plan_pictures(
-    figures: Mapping[str, Figure], folder: str | os.PathLike[str], *, formats: Sequence[str] = ("png", "svg")
-) -> list[Path]:
-    """Write pictures into a folder, which is made, as NAME.png and NAME.svg; return the files. Raises: OSError."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    files = [Path(folder) / f"{name}.{suffix}" for name in figures for suffix in formats]
-    for file in files:
-        # Without a date in them, equal plans give equal files.
-        figures[file.stem].savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else {})
-    return files
 
 
 def _bars(count: int, label: str) -> tuple[Figure, Axes]:

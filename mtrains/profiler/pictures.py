@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
+from mtrains.figures import COLOURS, save_figures
 from mtrains.profiler.profile import DTYPE_BYTES, LocalityCurve, LocalityProfile, TableProfile
 from mtrains.units import format_bytes
 
 __all__ = ["PICTURES", "miss_ratio_figure", "reuse_distance_figure", "save_pictures", "size_bandwidth_figure"]
 
 _MAX_NAMED = 8  # tables with a colour of their own; the others are grey
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")  # Okabe and Ito's
 _GREY = "#B8B8B8"
 
 
@@ -134,13 +134,7 @@ def save_pictures(
     }
     if any(table.statistics is not None for table in profile.tables):
         made["reuse_distance"] = reuse_distance_figure(profile)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    files = [Path(folder) / f"{name}.{suffix}" for name in made for suffix in formats]
-    for file in files:
-        # Without a date in them, equal profiles give equal files.
-        metadata = {"Date": None} if file.suffix == ".svg" else {}
-        made[file.stem].savefig(file, dpi=150, metadata=metadata)
-    return files
+    return save_figures(made, folder, formats=formats)
 
 
 PICTURES = ("miss_ratio", "size_bandwidth", "reuse_distance")
@@ -172,7 +166,7 @@ def _style(place: int, table: TableProfile) -> tuple[str, str, float]:
     """Return colour, label and line width; labels that begin with "_" stay out of a legend."""
     if place >= _MAX_NAMED:
         return _GREY, "_others", 0.8
-    return _COLOURS[place], _short(table.name).lstrip("_"), 1.6
+    return COLOURS[place], _short(table.name).lstrip("_"), 1.6
 
 
 def _plain(value: float, _: object) -> str:
